@@ -1,0 +1,266 @@
+"""The command line. Heavy imports wait until a command needs them, so that --help answers at once."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from ray_cfnet.config import Config
+from ray_cfnet.configfile import load_config
+from ray_cfnet.errors import RayCfnetError
+
+app = typer.Typer(
+    help="Predictions with counterfactual explanations for every row of a Parquet table.\n\n"
+    "A first look: ray-cfnet demo. With your own table: write a YAML file (examples in conf/), check it with "
+    "ray-cfnet config, then train, evaluate and explain.\n\n"
+    "Exit codes: 0 done, 1 the job failed, 2 the input or the configuration is wrong.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+config_app = typer.Typer(help="Check a configuration, or print the JSON schema of all its keys.", rich_markup_mode=None)
+app.add_typer(config_app, name="config")
+
+ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="the YAML file", metavar="FILE")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", "-s", help="override one key, e.g. --set training.epochs=30; repeatable", metavar="KEY=VALUE"
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
+BundlePath = Annotated[str, typer.Option("--bundle", "-b", help="the directory that train printed", metavar="PATH")]
+InputPath = Annotated[str | None, typer.Option("--input", "-i", help="instead of table.path", metavar="PATH")]
+OutputPath = Annotated[str | None, typer.Option("--output", "-o", help="instead of output.path", metavar="PATH")]
+
+
+def _load(file: Path, overrides: list[str] | None, input_path: str | None = None, output: str | None = None) -> Config:
+    paths = [("table.path", input_path), ("output.path", output)]
+    # As JSON: a path such as 2026 or "a: b" must stay a string when read as YAML.
+    given = [f"{key}={json.dumps(value)}" for key, value in paths if value is not None]
+    return load_config(file, [*(overrides or []), *given])
+
+
+def _progress() -> Any:
+    from ray_cfnet.display import ProgressDisplay
+
+    return ProgressDisplay(Console(stderr=True))
+
+
+def _finish(result: dict[str, Any], as_json: bool, show: Callable[[Console, dict[str, Any]], None]) -> None:
+    if as_json:
+        _print_json(result)
+    else:
+        show(Console(), result)
+
+
+def _print_json(result: dict[str, Any]) -> None:
+    _machine_output.write(json.dumps(result) + "\n")
+    _machine_output.flush()
+
+
+def _unit_counter(progress: Any) -> Callable[[Any, int], None]:
+    counts = {"units": 0, "rows": 0, "rejected": 0}
+
+    def on_unit(record: Any, total: int) -> None:
+        counts["units"] += 1
+        counts["rows"] += record.rows_in
+        counts["rejected"] += record.rows_rejected
+        progress.unit(counts["units"], total, counts["rows"], counts["rejected"])
+
+    return on_unit
+
+
+@app.command()
+def train(
+    config: ConfigFile,
+    output: OutputPath = None,
+    input_path: InputPath = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a CounterNet with Ray Train and save the best epoch as a bundle.
+
+    The schema is fitted on the training split, the best epoch is chosen on the validation split, the printed
+    metrics are of the test split. The bundle goes to OUTPUT/_models/<model id>.
+
+    Example: ray-cfnet train --config conf/loans.yaml --output out/loans --set training.epochs=30
+    """
+    loaded = _load(config, overrides, input_path, output)
+    from ray_cfnet.commands import run_train
+    from ray_cfnet.display import show_trained
+
+    progress = _progress()
+    progress.say(f"training on {loaded.table.path}")
+    try:
+        result = run_train(loaded, lambda metrics: progress.epoch(metrics, loaded.training.epochs))
+    finally:
+        progress.close()
+    _finish(result, as_json, show_trained)
+
+
+@app.command()
+def explain(
+    config: ConfigFile,
+    bundle: BundlePath,
+    input_path: InputPath = None,
+    output: OutputPath = None,
+    partition: Annotated[
+        str | None, typer.Option("--partition", "-p", help="only this one, e.g. ds=2026-11-15", metavar="KEY=VALUE")
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write prediction, counterfactual and feasible counterfactual for every row.
+
+    The output has the partitions of the input. Rows that cannot be scored (null, NaN, unknown category) go to
+    OUTPUT/_rejects with the reason; they never stop the job. docs/columns.md describes every column.
+
+    Example: ray-cfnet explain --config conf/loans.yaml --bundle out/loans/_models/ID --partition ds=2026-11-15
+    """
+    loaded = _load(config, overrides, input_path, output)
+    from ray_cfnet.commands import run_explain
+    from ray_cfnet.display import show_explained
+
+    progress = _progress()
+    progress.say(f"explaining {loaded.table.path}{'/' + partition if partition else ''}")
+    try:
+        result = run_explain(loaded, bundle, partition, _unit_counter(progress))
+    finally:
+        progress.close()
+    _finish(result, as_json, show_explained)
+
+
+@app.command()
+def evaluate(
+    config: ConfigFile,
+    bundle: BundlePath,
+    input_path: InputPath = None,
+    split: Annotated[
+        Literal["train", "validation", "test", "all"], typer.Option("--split", help="which rows to measure on")
+    ] = "test",
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a bundle: accuracy, and validity, proximity, sparsity and manifold distance of its counterfactuals.
+
+    All figures are computed on the values that explain would write, rounded and typed.
+
+    Example: ray-cfnet evaluate --config conf/loans.yaml --bundle out/loans/_models/ID --split test
+    """
+    loaded = _load(config, overrides, input_path)
+    from ray_cfnet.commands import run_evaluate
+    from ray_cfnet.display import metrics_table
+
+    _progress().say(f"evaluating on the {split} split of {loaded.table.path}")
+    result = run_evaluate(loaded, bundle, None if split == "all" else split)
+    _finish(result, as_json, lambda console, metrics: console.print(metrics_table(metrics)))
+
+
+@app.command()
+def demo(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="another table than the synthetic loans", metavar="FILE")
+    ] = None,
+    output: OutputPath = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Everything at once on a table that ray-cfnet makes itself: train, explain, evaluate, one row in words.
+
+    Example: ray-cfnet demo --set table.sample.rows=200000
+    """
+    from ray_cfnet.commands import run_demo, shipped_conf
+    from ray_cfnet.display import show_demo
+
+    loaded = _load(config or shipped_conf("loans.yaml"), overrides, None, output)
+    progress = _progress()
+    progress.say(f"demo on {loaded.table.path}: train, explain, evaluate (about two minutes)")
+    try:
+        result = run_demo(
+            loaded, lambda metrics: progress.epoch(metrics, loaded.training.epochs), _unit_counter(progress)
+        )
+    finally:
+        progress.close()
+    _finish(result, as_json, show_demo)
+
+
+@config_app.callback(invoke_without_command=True)
+def config_default(
+    context: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="the YAML file to check", metavar="FILE")
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a configuration (ray-cfnet config --config FILE), or print the JSON schema of all its keys."""
+    if context.invoked_subcommand is None:
+        if config is None:
+            _machine_output.write(context.get_help() + "\n")
+            raise typer.Exit(2)
+        check(config, overrides, as_json)
+
+
+@config_app.command()
+def check(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Check a file without starting anything; every fault is listed at once.
+
+    Example: ray-cfnet config check --config conf/loans.yaml --set training.epochs=30
+    """
+    loaded = load_config(config, overrides)
+    if as_json:
+        _print_json({"valid": True, "config": loaded.model_dump(mode="json")})
+        return
+    kinds = [feature.kind for feature in loaded.table.features.values()]
+    _machine_output.write(
+        f"{config}: valid. {kinds.count('continuous')} continuous and {kinds.count('categorical')} categorical "
+        f"features, target {loaded.table.target}\n"
+    )
+
+
+@config_app.command()
+def schema(as_json: AsJson = False) -> None:
+    """Print the JSON schema of the configuration, for editors and checks elsewhere.
+
+    Example: ray-cfnet config schema > ray-cfnet.schema.json
+    """
+    text = json.dumps(Config.model_json_schema(), indent=None if as_json else 2)
+    _machine_output.write(text + "\n")
+
+
+_machine_output: Any = sys.stdout
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs a command line and exits with its code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    as_json = "--json" in arguments
+    if as_json:
+        _reserve_standard_output()
+    try:
+        code = app(arguments, standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except RayCfnetError as error:
+        print(f"error: {error}", file=sys.stderr)
+        if as_json:
+            _print_json({"error": {"kind": type(error).__name__, "message": str(error)}})
+        sys.exit(error.exit_code)
+    except typer.Exit as exit_:
+        sys.exit(exit_.exit_code)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+def _reserve_standard_output() -> None:
+    """With --json, whatever a library or a child process prints goes to standard error instead."""
+    global _machine_output
+    _machine_output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)

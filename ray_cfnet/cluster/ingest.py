@@ -1,0 +1,154 @@
+"""Reading a table for training: one pass that fits the schema, and encoded rows of a split."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import ray.data
+
+from ray_cfnet import config
+from ray_cfnet.cluster.units import map_units, quiet_ray_data
+from ray_cfnet.errors import InputError
+from ray_cfnet.tables.codec import CodeArray, Encoded, codes_of, encode
+from ray_cfnet.tables.fit import TableStats, check_types, fit_schema
+from ray_cfnet.tables.plan import Source, Unit, check_columns, read_unit
+from ray_cfnet.tables.schema import TableSchema
+from ray_cfnet.tables.split import SplitName, rows_in_split
+from ray_cfnet.tables.storage import Location
+
+READ_ROWS = 131_072
+
+
+@dataclass(frozen=True)
+class SplitReader:
+    """Reads the rows of one split out of any unit; `name` None reads all rows."""
+
+    root: Location
+    table: config.Table
+    split: config.Split
+    table_rows: int
+    name: SplitName | None
+
+    @classmethod
+    def of(cls, source: Source, whole: config.Config, name: SplitName | None) -> "SplitReader":
+        return cls(source.root, whole.table, whole.split, source.num_rows, name)
+
+    def read(self, unit: Unit, columns: list[str]) -> Iterator[tuple[str, pa.Table]]:
+        """(file, rows) batch by batch."""
+        categorical = [name for name, feature in self.table.features.items() if feature.kind == "categorical"]
+        for piece, first_row, batch in read_unit(self.root, unit, columns, categorical, READ_ROWS):
+            rows = pa.Table.from_batches([batch])
+            if self.name is not None:
+                mask = rows_in_split(self.name, self.split, first_row, batch.num_rows, self.table_rows)
+                if not mask.any():
+                    continue
+                rows = rows if mask.all() else rows.filter(pa.array(mask))
+            yield piece.path, rows
+
+
+@dataclass(frozen=True)
+class FitUnit:
+    """The statistics of a unit's training rows."""
+
+    reader: SplitReader
+
+    def __call__(self, unit: Unit) -> TableStats:
+        table = self.reader.table
+        stats = TableStats()
+        for file, rows in self.reader.read(unit, [*table.features, table.target]):
+            stats.add(rows, table, str(self.reader.root / file))
+        return stats
+
+
+def fit(source: Source, whole: config.Config) -> TableSchema:
+    """Checks the columns and fits the schema on the training split in one distributed pass."""
+    table = whole.table
+    check_columns(source, {name: None for name in [*table.features, table.target, *table.keys]})
+    for file in source.files:
+        check_types(table, file.schema, str(source.root / file.found.path))
+    stats = TableStats()
+    reader = SplitReader.of(source, whole, "train")
+    for part in map_units(source.units(whole.explain.unit_rows), FitUnit(reader), whole.cluster.num_actors):
+        stats.merge(part)
+    if stats.num_rows == 0:
+        raise InputError(
+            f"{table.path}: no row in the training split ({source.num_rows} rows in all)",
+            "give more rows, or a larger split.train",
+        )
+    return fit_schema(table, source.schema, stats, whole.training.max_reject_fraction)
+
+
+@dataclass
+class LabelledRows:
+    """Encoded rows that can be used, with their class indices (-1: no label) and how many could not."""
+
+    encoded: Encoded
+    labels: CodeArray
+    rejected: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def labelled_rows(rows: pa.Table, schema: TableSchema) -> LabelledRows:
+    """Encodes rows, leaving out those that must be rejected."""
+    encoded, rejects = encode(rows, schema)
+    good = rejects.good
+    if schema.target.name in rows.column_names:
+        labels = codes_of(rows.column(schema.target.name).combine_chunks(), schema.target.classes)
+    else:
+        labels = np.full(len(rows), -1, dtype=np.int64)
+    return LabelledRows(encoded.take(good), labels[good], int((~good).sum()))
+
+
+def concatenated(parts: list[LabelledRows], schema: TableSchema) -> LabelledRows:
+    """One set of rows from many, also from none."""
+    values = np.concatenate([np.empty((0, len(schema.continuous))), *(part.encoded.values for part in parts)])
+    no_codes = np.empty((0, len(schema.categorical)), dtype=np.int64)
+    codes = np.concatenate([no_codes, *(part.encoded.codes for part in parts)])
+    labels = np.concatenate([np.empty(0, dtype=np.int64), *(part.labels for part in parts)])
+    return LabelledRows(Encoded(values, codes), labels, sum(part.rejected for part in parts))
+
+
+@dataclass(frozen=True)
+class EncodeUnit:
+    """A unit's usable, labelled rows of a split as Arrow columns of plain numbers, for Ray Data."""
+
+    reader: SplitReader
+    schema: TableSchema
+    units: list[Unit]
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> pa.Table:
+        columns = [*self.schema.feature_names, self.schema.target.name]
+        unit = self.units[int(batch["item"][0])]
+        rows = concatenated(
+            [labelled_rows(rows, self.schema) for _, rows in self.reader.read(unit, columns)], self.schema
+        )
+        known = rows.labels >= 0
+        values, codes = rows.encoded.values[known], rows.encoded.codes[known]
+        numbers = {f"value_{i}": np.ascontiguousarray(values[:, i]) for i in range(values.shape[1])}
+        numbers |= {f"code_{i}": codes[:, i].astype(np.int32) for i in range(codes.shape[1])}
+        return pa.table({**numbers, "label": rows.labels[known]})
+
+
+def encoded_dataset(source: Source, whole: config.Config, schema: TableSchema, name: SplitName) -> ray.data.Dataset:
+    """The encoded rows of a split, in the table's order, held in Ray's object store."""
+    quiet_ray_data()
+    units = source.units(whole.explain.unit_rows)
+    encode_unit = EncodeUnit(SplitReader.of(source, whole, name), schema, units)
+    numbers = ray.data.from_items(list(range(len(units))), override_num_blocks=len(units))
+    dataset = numbers.map_batches(encode_unit, batch_size=1, num_cpus=1)  # type: ignore[arg-type]
+    dataset.context.execution_options.preserve_order = True  # the same rows for the same worker, run after run
+    return dataset.materialize()
+
+
+def from_arrow(table: pa.Table, schema: TableSchema) -> LabelledRows:
+    """The rows that `EncodeUnit` wrote."""
+    values = np.empty((len(schema.continuous), len(table))).T
+    codes = np.empty((len(schema.categorical), len(table)), dtype=np.int64).T
+    for column in range(values.shape[1]):
+        values[:, column] = table.column(f"value_{column}").to_numpy()
+    for column in range(codes.shape[1]):
+        codes[:, column] = table.column(f"code_{column}").to_numpy()
+    return LabelledRows(Encoded(values, codes), table.column("label").to_numpy(), 0)

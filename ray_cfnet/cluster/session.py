@@ -1,0 +1,58 @@
+"""The connection to Ray: the cluster that RAY_ADDRESS names, or one on this machine for this process."""
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+
+
+@contextmanager
+def ray_session(min_cpus: int = 2) -> Iterator[None]:
+    """Connects for the length of the block; a session that is already open stays as it is.
+
+    `ray job submit` sets RAY_ADDRESS, so a job finds its own cluster. Without it Ray starts here, with at
+    least `min_cpus` logical CPUs so that workers of a small machine do not wait for each other.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray 2.60 warns about a change of GPU variables that does not concern CPU actors.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    else:
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its notices would stand among our lines
+        cpus = max(os.cpu_count() or 1, min_cpus)
+        with _hushed_stderr():
+            ray.init(
+                address="local",
+                num_cpus=cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _hushed_stderr() -> Iterator[None]:
+    """Holds back what Ray's start prints from C++, which no logger can silence; an error lets it out."""
+    with tempfile.TemporaryFile() as held:
+        kept = os.dup(2)
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            held.seek(0)
+            os.write(kept, held.read())
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)

@@ -1,0 +1,180 @@
+"""The configuration: one YAML file is one `Config`. Reading it from a file is in configfile.py."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+Label = bool | int | str
+"""A class or a category, in the type its column has."""
+
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Width = Annotated[int, Field(ge=1)]
+
+
+def _fault(message: str) -> PydanticCustomError:
+    # The message goes in as context: braces in a user's value must not be read as a template.
+    return PydanticCustomError("fault", "{message}", {"message": message})
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ContinuousFeature(_Section):
+    """A number. Integers stay integers; other columns keep the decimals seen in training."""
+
+    kind: Literal["continuous"]
+    step: float | None = Field(
+        default=None, gt=0, description="changed values are multiples of this; default: 1 for integers"
+    )
+    direction: Literal["any", "increase", "decrease"] = "any"
+    bounds: tuple[float | None, float | None] | None = Field(
+        default=None, description="[lower, upper]; null leaves a side open; rows outside are rejected"
+    )
+    immutable: bool = False
+
+    @field_validator("bounds")
+    @classmethod
+    def _ordered(cls, bounds: tuple[float | None, float | None] | None) -> Any:
+        if bounds is not None:
+            lower, upper = bounds
+            if lower is not None and upper is not None and lower > upper:
+                raise _fault(f"lower {lower:g} > upper {upper:g}")
+        return bounds
+
+
+class CategoricalFeature(_Section):
+    """One of a set of values, learned from the training split, or listed in `order`."""
+
+    kind: Literal["categorical"]
+    order: list[Label] | None = Field(default=None, description="every category, from lowest to highest")
+    direction: Literal["any", "increase", "decrease"] = "any"
+    immutable: bool = False
+
+    @field_validator("order")
+    @classmethod
+    def _distinct(cls, order: list[Label] | None) -> list[Label] | None:
+        if order is not None:
+            if len(order) < 2:
+                raise _fault("an order needs at least two categories")
+            twice = sorted({str(value) for value in order if order.count(value) > 1})
+            if twice:
+                raise _fault(f"listed twice: {', '.join(twice)}")
+        return order
+
+    @model_validator(mode="after")
+    def _direction_needs_order(self) -> "CategoricalFeature":
+        if self.direction != "any" and self.order is None:
+            raise _fault(f"direction: {self.direction} needs an order that lists the categories from low to high")
+        return self
+
+
+Feature = Annotated[ContinuousFeature | CategoricalFeature, Field(discriminator="kind")]
+
+
+class Sample(_Section):
+    """A table that ray-cfnet makes by itself, written to `table.path` when nothing is there yet."""
+
+    name: Literal["loans", "cancer"]
+    rows: int = Field(default=40_000, ge=100, description="for loans; cancer always has its 569 rows")
+    seed: int = 0
+
+
+class Table(_Section):
+    """The table: where it is, what is predicted, and what a person can change."""
+
+    path: str = Field(description="a Parquet file, a directory or a hive-partitioned tree; local or s3://")
+    target: str = Field(description="the column to predict: 0/1, booleans, strings or integers")
+    keys: list[str] = Field(default=[], description="columns that identify a row, passed through")
+    features: dict[str, Feature] = Field(min_length=1)
+    sample: Sample | None = None
+
+    @model_validator(mode="after")
+    def _roles_do_not_overlap(self) -> "Table":
+        if self.target in self.features:
+            raise _fault(f"target {self.target!r} is also listed under features; remove one")
+        if self.target in self.keys:
+            raise _fault(f"target {self.target!r} is also listed under keys; remove one")
+        return self
+
+
+class Split(_Section):
+    """Which rows train, choose the best epoch, and test."""
+
+    method: Literal["sequential", "random"] = "sequential"
+    train: Fraction = 0.7
+    validation: Fraction = 0.1
+    test: Fraction = 0.2
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> "Split":
+        total = self.train + self.validation + self.test
+        if abs(total - 1) > 1e-6:
+            raise _fault(f"train + validation + test is {total:g}, not 1")
+        return self
+
+
+class Model(_Section):
+    """Hidden layer widths; input and output widths follow from the table."""
+
+    encoder: list[Width] = Field(default=[50, 10], min_length=1)
+    predictor: list[Width] = Field(default=[10], min_length=1)
+    generator: list[Width] = Field(default=[50], min_length=1)
+    dropout: float = Field(default=0.3, ge=0, lt=1)
+
+
+class Training(_Section):
+    """The two-stage update (paper, section 3.3 and appendix B.4)."""
+
+    epochs: int = Field(default=100, ge=1)
+    batch_size: int = Field(default=128, ge=1, description="rows per step, over all workers")
+    learning_rate: float = Field(default=0.003, gt=0)
+    lambda_pred: float = Field(default=1.0, gt=0, description="weight of the prediction loss L1")
+    lambda_valid: float = Field(default=0.2, ge=0, description="weight of the validity loss L2")
+    lambda_prox: float = Field(default=0.1, ge=0, description="weight of the proximity loss L3")
+    grad_clip: float = Field(default=0.5, gt=0)
+    max_reject_fraction: float = Field(
+        default=0.0, ge=0, lt=1, description="share of training rows with null or NaN that may be left out"
+    )
+    label_smoothing: bool = Field(default=True, description="pull hard targets 0.03 away from 0 and 1")
+    validity_target: Literal["hard", "soft"] = Field(
+        default="hard", description="L2 pulls towards the flipped class (hard) or 1 - f(x) (soft)"
+    )
+    seed: int = 0
+
+
+class Cluster(_Section):
+    """How much of the Ray cluster to use."""
+
+    num_workers: int = Field(default=1, ge=1, description="Ray Train workers")
+    use_gpu: bool = False
+    num_actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        default="auto", description="Ray Data actors that explain; auto: one per CPU of the cluster"
+    )
+
+
+class Explain(_Section):
+    """What to explain and how the work is cut."""
+
+    desired: Label = Field(default="opposite", description="opposite, or the class every row should reach")
+    unit_rows: int = Field(default=500_000, ge=1, description="rows per work unit, about")
+
+
+class Output(_Section):
+    """Where results go: bundles for train, the explained table for explain."""
+
+    path: str = "out/"
+
+
+class Config(_Section):
+    """Everything one run needs to know."""
+
+    table: Table
+    split: Split = Split()
+    model: Model = Model()
+    training: Training = Training()
+    cluster: Cluster = Cluster()
+    explain: Explain = Explain()
+    output: Output = Output()

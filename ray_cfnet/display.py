@@ -1,0 +1,121 @@
+"""What a person sees: progress on standard error, results on standard output."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+_LINE_EVERY_S = 5.0
+
+
+class ProgressDisplay:
+    """A bar in a terminal, a line now and then in a log."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.bar: Progress | None = None
+        self.task: Any = None
+        self.what = ""
+        self.started = self.last_line = 0.0
+        self.first_done = 0
+
+    def epoch(self, metrics: dict[str, Any], num_epochs: int) -> None:
+        """One finished epoch of training."""
+        said = (
+            f"L1 {metrics['loss_pred']:.3f}  L2 {metrics['loss_valid']:.3f}  L3 {metrics['loss_prox']:.3f}  "
+            f"accuracy {metrics['accuracy']:.3f}  validity {metrics['validity']:.3f}  "
+            f"{metrics['rows_per_s']:,.0f} rows/s"
+        )
+        self._show("training", metrics["epoch"], num_epochs, said)
+
+    def unit(self, done: int, total: int, rows: int, rejected: int) -> None:
+        """One finished unit of an explain run; `rows` and `rejected` are totals so far."""
+        self._show("explaining", done, total, f"{rows:,} rows  {rejected:,} rejected")
+
+    def say(self, text: str) -> None:
+        """What comes next."""
+        self.close()
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def _show(self, what: str, done: int, total: int, said: str) -> None:
+        now = time.monotonic()
+        if what != self.what:  # the clock starts with the first report: what came before was start-up
+            self.close()
+            self.what, self.started, self.first_done, self.last_line = what, now, done, 0.0
+        if self.console.is_terminal:
+            if self.bar is None:
+                self.bar = Progress(
+                    TextColumn("{task.description}"),
+                    BarColumn(bar_width=20),
+                    MofNCompleteColumn(),
+                    TimeRemainingColumn(),
+                    TextColumn("{task.fields[said]}"),
+                    console=self.console,
+                )
+                self.task = self.bar.add_task(what, total=total, said="")
+                self.bar.start()
+            self.bar.update(self.task, completed=done, said=said)
+        elif done == total or now - self.last_line >= _LINE_EVERY_S:
+            self.last_line = now
+            measured = done - self.first_done
+            left = f"  {(now - self.started) / measured * (total - done):.0f} s left" if measured else ""
+            self.console.print(f"{what} {done}/{total}  {said}{left}", highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+def metrics_table(metrics: dict[str, Any]) -> Table:
+    """Metrics of cf and fcf side by side."""
+    table = Table(
+        title=f"accuracy {_number(metrics['accuracy'])} on {metrics['rows']:,} test rows", title_justify="left"
+    )
+    table.add_column("")
+    for name in ("validity", "proximity", "sparsity", "manifold", "violations"):
+        table.add_column(name, justify="right")
+    labels = {"cf": "generated cf", "fcf": "feasible fcf"}
+    for key, label in labels.items():
+        values = metrics[key]
+        cells = [_number(values[name]) for name in ("validity", "proximity", "sparsity", "manifold")]
+        table.add_row(label, *cells, str(values.get("violations", "-")))
+    table.caption = f"manifold distance of the untouched rows: {_number(metrics['manifold_of_rows'])}"
+    table.caption_justify = "left"
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def show_trained(console: Console, result: dict[str, Any]) -> None:
+    console.print(metrics_table(result["metrics"]))
+    console.print(f"best of {result['epochs']} epochs: {result['best_epoch']}", highlight=False)
+    console.print(f"bundle: {result['bundle']}", highlight=False, soft_wrap=True)
+
+
+def show_explained(console: Console, result: dict[str, Any]) -> None:
+    console.print(
+        f"{result['rows_in']:,} rows in = {result['rows_out']:,} explained + {result['rows_rejected']:,} rejected, "
+        f"{result['seconds']:.1f} s, {result['rows_per_s']:,.0f} rows/s",
+        highlight=False,
+    )
+    shares = ", ".join(f"{name} {count:,}" for name, count in result["row_status"].items() if count)
+    console.print(f"row_status: {shares}", highlight=False)
+    for reason, count in result["rejects"].items():
+        console.print(f"rejected, {reason}: {count:,} rows, in {result['output']}/_rejects", highlight=False)
+    console.print(f"output: {result['output']}  (run {result['run_id']}, model {result['model_id']})", soft_wrap=True)
+
+
+def show_demo(console: Console, result: dict[str, Any]) -> None:
+    console.rule("what was made")
+    console.print(f"table:  {result['table']} ({result['partitions']} partitions)", highlight=False, soft_wrap=True)
+    console.print(f"bundle: {result['train']['bundle']}", highlight=False, soft_wrap=True)
+    show_explained(console, result["explain"])
+    console.rule("how good it is")
+    console.print(metrics_table(result["evaluate"]))
+    console.rule("one row, in words")
+    console.print(result["example"], highlight=False)

@@ -1,0 +1,65 @@
+"""The output contract: names, types and order of the columns that are added to a table. One place.
+
+docs/columns.md tells what each means.
+"""
+
+import base64
+
+import pyarrow as pa
+
+from ray_cfnet.errors import InputError
+from ray_cfnet.tables.schema import TableSchema, value_type
+
+ROW_STATUS = ("ok", "already_desired", "no_feasible_cf")
+
+
+def added_fields(schema: TableSchema, columns: pa.Schema) -> list[pa.Field]:
+    """The added columns, in order; counterfactual columns have the type of their feature in the input."""
+    types = {name: value_type(columns.field(name).type) for name in schema.feature_names}
+    label_type = columns.field(schema.target.name).type if schema.target.name in columns.names else None
+    label_type = value_type(label_type) if label_type else pa.type_for_alias(schema.target.arrow_type)
+    return [
+        pa.field("pred_label", label_type),
+        pa.field("pred_proba", pa.float32()),
+        *(pa.field(f"cf_{name}", types[name]) for name in schema.feature_names),
+        pa.field("cf_valid", pa.bool_()),
+        pa.field("cf_proba", pa.float32()),
+        *(pa.field(f"fcf_{name}", types[name]) for name in schema.feature_names),
+        pa.field("fcf_valid", pa.bool_()),
+        pa.field("fcf_proba", pa.float32()),
+        pa.field("fcf_num_changed", pa.int32()),
+        pa.field("fcf_distance", pa.float32()),
+        pa.field("row_status", pa.string()),
+        pa.field("model_id", pa.string()),
+        pa.field("run_id", pa.string()),
+    ]
+
+
+def output_schema(schema: TableSchema, columns: pa.Schema) -> pa.Schema:
+    """Passed-through columns, unchanged and in their order, then the added ones.
+
+    Raises InputError when the input already has a column of such a name.
+    """
+    added = added_fields(schema, columns)
+    taken = [field.name for field in added if field.name in columns.names]
+    if taken:
+        raise InputError(
+            f"the input has columns that ray-cfnet writes: {', '.join(taken)}",
+            "rename them in the input; it may be an output of ray-cfnet",
+        )
+    return pa.schema([*columns, *added])
+
+
+def rejects_schema(columns: pa.Schema) -> pa.Schema:
+    """The rejected rows' original columns, why and where."""
+    return pa.schema([*columns, pa.field("reject_reason", pa.string()), pa.field("reject_column", pa.string())])
+
+
+def file_schema(written: pa.Schema, declared: pa.Schema) -> pa.Schema:
+    """`written` with metadata that makes readers see `declared`.
+
+    Strings are handed to the Parquet writer as dictionaries, which is faster; without this, pyarrow would
+    read the columns back as dictionaries and a passed-through column would have changed its type.
+    """
+    encoded = base64.b64encode(declared.serialize().to_pybytes())
+    return written.with_metadata({b"ARROW:schema": encoded})

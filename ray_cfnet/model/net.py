@@ -1,0 +1,182 @@
+"""CounterNet's network: encoder h, predictor f and counterfactual generator g.
+
+Symbols, as in the paper: x a row, z = h(x) its latent vector, p the predictor's last hidden layer,
+x' = g(p, z) the counterfactual. Shapes: B rows, C continuous columns, K categorical columns,
+D = C + sum(category sizes) the width of the encoded row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Rows(NamedTuple):
+    """Encoded rows without a one-hot matrix."""
+
+    continuous: Tensor  # (B, C) float32, training range scaled to [0, 1]
+    codes: Tensor  # (B, K) int64, index of the category
+
+    def __len__(self) -> int:
+        return self.codes.shape[0]
+
+    def take(self, index: Tensor | slice) -> "Rows":
+        return Rows(self.continuous[index], self.codes[index])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each raw feature stands in the encoded row: continuous columns first, then a block a category."""
+
+    num_continuous: int
+    category_sizes: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        return self.num_continuous + sum(self.category_sizes)
+
+    @property
+    def num_features(self) -> int:
+        return self.num_continuous + len(self.category_sizes)
+
+    @property
+    def block_starts(self) -> list[int]:
+        """First encoded column of each categorical block."""
+        starts, position = [], self.num_continuous
+        for size in self.category_sizes:
+            starts.append(position)
+            position += size
+        return starts
+
+    def dense(self, rows: Rows) -> Tensor:
+        """The (B, D) matrix with hard one-hot blocks: for losses and distances, never to predict."""
+        dense = rows.continuous.new_zeros(len(rows), self.width)
+        dense[:, : self.num_continuous] = rows.continuous
+        if self.category_sizes:
+            starts = torch.tensor(self.block_starts, device=rows.codes.device)
+            dense.scatter_(1, rows.codes + starts, 1.0)
+        return dense
+
+
+class MixedLinear(nn.Module):
+    """A linear layer on encoded rows: a product for continuous columns, a row gather for categories.
+
+    The weight has a row per encoded column, so `F.linear` on the one-hot matrix and this gather are the
+    same sum; the gather just never multiplies by zero.
+    """
+
+    block_offsets: Tensor
+
+    def __init__(self, layout: Layout, out_features: int) -> None:
+        super().__init__()
+        self.num_continuous = layout.num_continuous
+        self.weight = nn.Parameter(torch.empty(layout.width, out_features))
+        self.bias = nn.Parameter(torch.zeros(out_features))
+        offsets = [start - layout.num_continuous for start in layout.block_starts]
+        self.register_buffer("block_offsets", torch.tensor(offsets, dtype=torch.int64), persistent=False)
+
+    def forward(self, rows: Rows) -> Tensor:
+        out = torch.addmm(self.bias, rows.continuous, self.weight[: self.num_continuous])
+        if rows.codes.shape[1]:
+            gathered = self.weight[self.num_continuous :]
+            out = out + F.embedding_bag(rows.codes + self.block_offsets, gathered, mode="sum")
+        return out
+
+    def dense(self, x: Tensor) -> Tensor:
+        """The same layer on a (B, D) matrix whose blocks may be soft."""
+        return torch.addmm(self.bias, x, self.weight)
+
+
+def _blocks(sizes: Sequence[int], dropout: float) -> nn.Sequential:
+    """Fully connected layers, each followed by LeakyReLU and dropout."""
+    layers: list[nn.Module] = []
+    for width_in, width_out in pairwise(sizes):
+        layers += [nn.Linear(width_in, width_out), nn.LeakyReLU(), nn.Dropout(dropout)]
+    return nn.Sequential(*layers)
+
+
+class CounterNet(nn.Module):
+    """Prediction and counterfactual in one forward pass, for any number of classes from two up."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        num_classes: int,
+        encoder: Sequence[int],
+        predictor: Sequence[int],
+        generator: Sequence[int],
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.layout = layout
+        self.num_classes = num_classes
+        z_width, p_width = encoder[-1], predictor[-1]
+        self.encoder_in = MixedLinear(layout, encoder[0])
+        self.encoder_in_activation = nn.Sequential(nn.LeakyReLU(), nn.Dropout(dropout))
+        self.encoder = _blocks(encoder, dropout)
+        self.predictor = _blocks([z_width, *predictor], dropout)
+        self.classifier = nn.Linear(p_width, num_classes)
+        self.generator = _blocks([p_width + z_width, *generator], dropout)
+        self.generator_out = nn.Linear(generator[-1], layout.width)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """He initialisation, biases zero. MixedLinear's fan-in is its number of rows."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.kaiming_normal_(module.weight, a=0.01, nonlinearity="leaky_relu")
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, MixedLinear):
+                nn.init.kaiming_normal_(module.weight, a=0.01, mode="fan_out", nonlinearity="leaky_relu")
+                nn.init.zeros_(module.bias)
+
+    def prediction_parameters(self) -> list[nn.Parameter]:
+        """Weights of h and f, moved by stage 1."""
+        parts = (self.encoder_in, self.encoder, self.predictor, self.classifier)
+        return [weight for part in parts for weight in part.parameters()]
+
+    def generator_parameters(self) -> list[nn.Parameter]:
+        """Weights of g, moved by stage 2."""
+        return [*self.generator.parameters(), *self.generator_out.parameters()]
+
+    def encode(self, rows: Rows) -> Tensor:
+        """z = h(x) of hard rows."""
+        return self.encoder(self.encoder_in_activation(self.encoder_in(rows)))
+
+    def encode_dense(self, x: Tensor) -> Tensor:
+        """z = h(x) of a (B, D) matrix, which may be a soft counterfactual."""
+        return self.encoder(self.encoder_in_activation(self.encoder_in.dense(x)))
+
+    def predict(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """(p, class probabilities) of latent vectors."""
+        p = self.predictor(z)
+        return p, torch.softmax(self.classifier(p), dim=1)
+
+    def generate(self, p: Tensor, z: Tensor) -> Tensor:
+        """g's output before its last activations: (B, D)."""
+        return self.generator_out(self.generator(torch.cat([p, z], dim=1)))
+
+    def soft(self, raw: Tensor) -> Tensor:
+        """The differentiable x': sigmoid for continuous columns, a softmax for each categorical block."""
+        parts = [torch.sigmoid(raw[:, : self.layout.num_continuous])]
+        for start, size in zip(self.layout.block_starts, self.layout.category_sizes, strict=True):
+            parts.append(torch.softmax(raw[:, start : start + size], dim=1))
+        return torch.cat(parts, dim=1)
+
+    def hard(self, raw: Tensor) -> Rows:
+        """x' as rows: the likeliest category of each block."""
+        continuous = torch.sigmoid(raw[:, : self.layout.num_continuous])
+        codes = torch.empty(raw.shape[0], len(self.layout.category_sizes), dtype=torch.int64, device=raw.device)
+        for column, (start, size) in enumerate(zip(self.layout.block_starts, self.layout.category_sizes, strict=True)):
+            torch.argmax(raw[:, start : start + size], dim=1, out=codes[:, column])
+        return Rows(continuous, codes)
+
+    def forward(self, rows: Rows) -> tuple[Tensor, Rows]:
+        """(class probabilities, hard counterfactual rows)."""
+        z = self.encode(rows)
+        p, probabilities = self.predict(z)
+        return probabilities, self.hard(self.generate(p, z))

@@ -1,0 +1,198 @@
+"""Arrow rows <-> numbers a network can eat, one column at a time, never one row at a time.
+
+Continuous columns stay float64 in their own units, so that a value which does not change comes back to
+the last bit; `to_unit` scales a copy for the network. Categories are codes into the schema's vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ray_cfnet.tables.schema import Continuous, FloatArray, TableSchema, value_type
+
+CodeArray = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+REJECT_REASONS = ("null", "nan", "infinite", "unseen_category", "out_of_domain")
+
+_LARGEST_EXACT_INTEGER = 2.0**53
+_FAR_IN_UNITS = 1e6
+"""A value a million training ranges away is not a row the model can speak about (and overflows float32)."""
+
+
+@dataclass
+class Encoded:
+    """Rows as numbers: `values` (N, C) float64 in raw units, `codes` (N, K); both column-major."""
+
+    values: FloatArray
+    codes: CodeArray
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def take(self, index: Mask | slice) -> "Encoded":
+        return Encoded(self.values[index], self.codes[index])
+
+
+@dataclass
+class Rejects:
+    """Which rows cannot be scored: indices into REJECT_REASONS and the features, -1 for good rows."""
+
+    reason: npt.NDArray[np.int8]
+    feature: npt.NDArray[np.int32]
+
+    @property
+    def good(self) -> Mask:
+        return self.reason < 0
+
+    def mark(self, bad: Mask, reason: str, feature: int) -> None:
+        """Keeps the first fault of a row."""
+        bad = bad & (self.reason < 0)
+        self.reason[bad] = REJECT_REASONS.index(reason)
+        self.feature[bad] = feature
+
+    def counts(self) -> dict[str, int]:
+        numbers = np.bincount(self.reason[self.reason >= 0], minlength=len(REJECT_REASONS))
+        return {reason: int(n) for reason, n in zip(REJECT_REASONS, numbers, strict=True) if n}
+
+
+def encode(table: pa.Table | pa.RecordBatch, schema: TableSchema) -> tuple[Encoded, Rejects]:
+    """All rows as numbers, and which of them must be rejected; values of rejected rows mean nothing."""
+    num_rows = table.num_rows
+    encoded = Encoded(
+        np.empty((len(schema.continuous), num_rows)).T,
+        np.empty((len(schema.categorical), num_rows), dtype=np.int64).T,
+    )
+    rejects = Rejects(np.full(num_rows, -1, np.int8), np.full(num_rows, -1, np.int32))
+    next_value = next_code = 0
+    for position, feature in enumerate(schema.features):
+        column = _flat(table.column(feature.name))
+        if column.null_count:
+            rejects.mark(_numpy(column.is_null()), "null", position)
+        if isinstance(feature, Continuous):
+            encoded.values[:, next_value] = _numbers(column)
+            _mark_bad_numbers(encoded.values[:, next_value], column.type, feature, rejects, position)
+            next_value += 1
+        else:
+            codes = codes_of(column, feature.categories)
+            if (codes < 0).any():
+                rejects.mark(codes < 0, "unseen_category", position)
+            encoded.codes[:, next_code] = codes
+            next_code += 1
+    return encoded, rejects
+
+
+def _flat(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _numpy(array: pa.Array) -> npt.NDArray:
+    return array.to_numpy(zero_copy_only=False)
+
+
+def _numbers(column: pa.Array) -> npt.NDArray:
+    """A number column without nulls: each null becomes 0 (its row is rejected anyway)."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
+    return _numpy(column.fill_null(0) if column.null_count else column)
+
+
+def _mark_bad_numbers(
+    values: FloatArray, arrow_type: pa.DataType, feature: Continuous, rejects: Rejects, position: int
+) -> None:
+    if not np.isfinite(values).all():
+        rejects.mark(np.isnan(values), "nan", position)
+        rejects.mark(np.isinf(values), "infinite", position)
+    middle, far = (feature.lower + feature.upper) / 2, _FAR_IN_UNITS * feature.span
+    lower, upper = feature.bounds
+    lowest = max(middle - far, -np.inf if lower is None else lower)
+    highest = min(middle + far, np.inf if upper is None else upper)
+    if pa.types.is_integer(value_type(arrow_type)):
+        lowest, highest = max(lowest, -_LARGEST_EXACT_INTEGER), min(highest, _LARGEST_EXACT_INTEGER)
+    if len(values) and not (lowest <= values.min() and values.max() <= highest):
+        with np.errstate(invalid="ignore"):
+            rejects.mark((values < lowest) | (values > highest), "out_of_domain", position)
+
+
+def codes_of(column: pa.Array, labels: tuple) -> CodeArray:
+    """Each value's position among the labels, -1 for null and for values not among them."""
+    if pa.types.is_dictionary(column.type):
+        known = pa.array(labels, type=column.type.value_type)
+        code_of_entry = _numpy(pc.index_in(column.dictionary, known).fill_null(-1)).astype(np.int64)
+        # One entry more, reached by index -1: nulls.
+        code_of_entry = np.append(code_of_entry, -1)
+        indices = column.indices.fill_null(-1) if column.indices.null_count else column.indices
+        return code_of_entry[_numpy(indices)]
+    known = pa.array(labels, type=column.type)
+    codes = pc.index_in(column, known, skip_nulls=True)
+    return _numpy(codes.fill_null(-1) if codes.null_count else codes).astype(np.int64)
+
+
+def to_unit(values: FloatArray, schema: TableSchema) -> npt.NDArray[np.float32]:
+    """(N, C) float32 in row order for the network: the training range becomes [0, 1]."""
+    lower = np.array([f.lower for f in schema.continuous])
+    span = np.array([f.span for f in schema.continuous])
+    unit = np.empty(values.shape, dtype=np.float32)
+    for column in range(values.shape[1]):
+        unit[:, column] = (values[:, column] - lower[column]) / span[column]
+    return unit
+
+
+def from_unit(unit: npt.NDArray[np.float32], schema: TableSchema) -> FloatArray:
+    """(N, C) raw values that the columns could hold: on the grid, inside the training range, of the type."""
+    values = np.empty(unit.shape[::-1]).T
+    for column, feature in enumerate(schema.continuous):
+        raw = feature.lower + unit[:, column].astype(np.float64) * feature.span
+        fitted = fitting(raw, feature, feature.lower, feature.upper)
+        if fitted is None:  # a step wider than the training range: the nearest step outside it
+            fitted = fitting(raw, feature, -np.inf, np.inf)
+        values[:, column] = fitted
+    return values
+
+
+def fitting(raw: FloatArray, feature: Continuous, lowest: float, highest: float) -> FloatArray | None:
+    """The nearest values in [lowest, highest] on the feature's grid and of its type; None if there are none."""
+    if feature.grid is None:
+        return _typed(np.clip(raw, lowest, highest), feature)
+    first, last = feature.grid.positions_within(lowest, highest)
+    if first > last:
+        return None
+    return _typed(feature.grid.value(np.clip(np.rint(feature.grid.index(raw)), first, last)), feature)
+
+
+def _typed(values: FloatArray, feature: Continuous) -> FloatArray:
+    return values if feature.narrow_type is None else values.astype(feature.narrow_type).astype(np.float64)
+
+
+def decode(encoded: Encoded, schema: TableSchema, types: dict[str, pa.DataType]) -> dict[str, pa.Array]:
+    """A column per feature, by name, of the given types (strings leave as dictionary arrays)."""
+    columns: dict[str, pa.Array] = {}
+    next_value = next_code = 0
+    for feature in schema.features:
+        kept = value_type(types[feature.name])
+        if isinstance(feature, Continuous):
+            columns[feature.name] = _number_column(encoded.values[:, next_value], kept)
+            next_value += 1
+        else:
+            columns[feature.name] = label_column(encoded.codes[:, next_code], feature.categories, kept)
+            next_code += 1
+    return columns
+
+
+def _number_column(values: FloatArray, arrow_type: pa.DataType) -> pa.Array:
+    if pa.types.is_integer(arrow_type):
+        return pa.array(np.rint(values).astype(np.int64)).cast(arrow_type)
+    return pa.array(values).cast(arrow_type, safe=False)
+
+
+def label_column(codes: CodeArray, labels: tuple, arrow_type: pa.DataType) -> pa.Array:
+    """Codes as an Arrow column: a dictionary array for strings, plain values otherwise."""
+    entries = pa.array(labels, type=arrow_type)
+    if pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type):
+        return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), entries)
+    return entries.take(pa.array(codes))

@@ -1,0 +1,75 @@
+"""What a person can change: exact, in raw units, on the values that are written.
+
+A rule is about one row x and a candidate x': the projection moves x' to the nearest values the rules
+allow, and x itself is always allowed.
+"""
+
+import numpy as np
+
+from ray_cfnet.tables.codec import CodeArray, Encoded, Mask, fitting
+from ray_cfnet.tables.schema import Categorical, Continuous, FloatArray, TableSchema
+
+
+def project(rows: Encoded, candidates: Encoded, schema: TableSchema) -> Encoded:
+    """The feasible candidates: each feature moved no further than its rules ask. Idempotent."""
+    projected = Encoded(np.empty(candidates.values.shape[::-1]).T, np.empty_like(candidates.codes))
+    for column, number in enumerate(schema.continuous):
+        projected.values[:, column] = _project_number(rows.values[:, column], candidates.values[:, column], number)
+    for column, category in enumerate(schema.categorical):
+        projected.codes[:, column] = _project_category(rows.codes[:, column], candidates.codes[:, column], category)
+    return projected
+
+
+def _project_number(x: FloatArray, candidate: FloatArray, feature: Continuous) -> FloatArray:
+    if feature.immutable:
+        return x
+    lowest = -np.inf if feature.bounds[0] is None else feature.bounds[0]
+    highest = np.inf if feature.bounds[1] is None else feature.bounds[1]
+    allowed = fitting(candidate, feature, lowest, highest)
+    if allowed is None:
+        return x
+    # x may lie off the grid; where it is as near as the grid value, nothing has to change.
+    allowed = np.where(np.abs(candidate - x) <= np.abs(candidate - allowed), x, allowed)
+    if feature.direction == "increase":
+        return np.maximum(x, allowed)
+    if feature.direction == "decrease":
+        return np.minimum(x, allowed)
+    return allowed
+
+
+def _project_category(x: CodeArray, candidate: CodeArray, feature: Categorical) -> CodeArray:
+    if feature.immutable:
+        return x
+    if feature.direction == "increase":
+        return np.maximum(x, candidate)
+    if feature.direction == "decrease":
+        return np.minimum(x, candidate)
+    return candidate
+
+
+def violations(rows: Encoded, candidates: Encoded, schema: TableSchema) -> Mask:
+    """Rows whose candidate breaks a declared rule: an audit that shares no code with `project`."""
+    broken = np.zeros(len(rows), dtype=bool)
+    for column, number in enumerate(schema.continuous):
+        x, candidate = rows.values[:, column], candidates.values[:, column]
+        moved = candidate != x
+        if number.immutable:
+            broken |= moved
+        if number.direction != "any":
+            broken |= (candidate < x) if number.direction == "increase" else (candidate > x)
+        lower, upper = number.bounds
+        if lower is not None:
+            broken |= moved & (candidate < lower)
+        if upper is not None:
+            broken |= moved & (candidate > upper)
+        if number.grid is not None:
+            position = number.grid.index(candidate)
+            # float32 columns hold a grid value to seven digits.
+            broken |= moved & (np.abs(position - np.rint(position)) > 1e-6 * np.maximum(1, np.abs(position)))
+    for column, category in enumerate(schema.categorical):
+        x_code, code = rows.codes[:, column], candidates.codes[:, column]
+        if category.immutable:
+            broken |= code != x_code
+        if category.direction != "any":
+            broken |= (code < x_code) if category.direction == "increase" else (code > x_code)
+    return broken

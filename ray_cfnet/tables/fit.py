@@ -1,0 +1,223 @@
+"""From rows to a schema: statistics that merge, so that many workers can read one table once."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ray_cfnet import config
+from ray_cfnet.errors import InputError
+from ray_cfnet.tables.schema import (
+    NARROW_TYPES,
+    Categorical,
+    Continuous,
+    Feature,
+    FloatArray,
+    Grid,
+    Label,
+    TableSchema,
+    Target,
+    is_label_type,
+    type_problem,
+    value_type,
+)
+
+MAX_CATEGORIES = 1_000
+MAX_CLASSES = 100
+_MAX_DECIMALS = 6
+
+
+@dataclass
+class ColumnStats:
+    """What one column holds. `lower > upper` and no counts: nothing usable was seen yet."""
+
+    lower: float = np.inf
+    upper: float = -np.inf
+    decimals: int = 0
+    counts: dict[Label, int] = field(default_factory=dict)
+    invalid: dict[str, int] = field(default_factory=dict)
+    """Rows that cannot be used, by reason."""
+    invalid_file: str = ""
+
+    def merge(self, other: "ColumnStats") -> None:
+        self.lower = min(self.lower, other.lower)
+        self.upper = max(self.upper, other.upper)
+        self.decimals = max(self.decimals, other.decimals)
+        for label, count in other.counts.items():
+            # One more than allowed is enough to know that there are too many.
+            if label in self.counts or len(self.counts) <= MAX_CATEGORIES:
+                self.counts[label] = self.counts.get(label, 0) + count
+        for reason, count in other.invalid.items():
+            self.invalid[reason] = self.invalid.get(reason, 0) + count
+        self.invalid_file = min(filter(None, [self.invalid_file, other.invalid_file]), default="")
+
+
+@dataclass
+class TableStats:
+    """A column's statistics by its name, over `num_rows` rows."""
+
+    num_rows: int = 0
+    columns: dict[str, ColumnStats] = field(default_factory=dict)
+
+    def add(self, batch: pa.Table, table: config.Table, file: str) -> None:
+        """Takes in the rows of one batch; `file` is named when a row cannot be used."""
+        self.num_rows += batch.num_rows
+        kinds = {name: feature.kind for name, feature in table.features.items()}
+        for name, kind in {**kinds, table.target: "categorical"}.items():
+            stats = (_number_stats if kind == "continuous" else _label_stats)(batch.column(name))
+            if stats.invalid:
+                stats.invalid_file = file
+            self.columns.setdefault(name, ColumnStats()).merge(stats)
+
+    def merge(self, other: "TableStats") -> None:
+        self.num_rows += other.num_rows
+        for name, stats in other.columns.items():
+            self.columns.setdefault(name, ColumnStats()).merge(stats)
+
+
+def _number_stats(column: pa.ChunkedArray) -> ColumnStats:
+    stats = ColumnStats()
+    if column.null_count:
+        stats.invalid["null"] = column.null_count
+        column = column.drop_null()
+    kept = value_type(column.type)
+    values = np.asarray(column.cast(pa.float64(), safe=False).to_numpy())
+    finite = np.isfinite(values)
+    if not finite.all():
+        stats.invalid |= {"nan": int(np.isnan(values).sum()), "infinite": int(np.isinf(values).sum())}
+        values = values[finite]
+    if len(values):
+        stats.lower, stats.upper = float(values.min()), float(values.max())
+        stats.decimals = _decimals(values, kept)
+    return stats
+
+
+def _decimals(values: FloatArray, kept: pa.DataType) -> int:
+    """The fewest decimals that write all values exactly; one more than looked for when none does."""
+    if pa.types.is_integer(kept):
+        return 0
+    if pa.types.is_decimal(kept):
+        return int(kept.scale)
+    # A float32 such as 0.1 is not 0.1 as a double: allow for its own rounding.
+    tolerance = 1e-12 if pa.types.is_float64(kept) else 1e-6
+    for decimals in range(_MAX_DECIMALS + 1):
+        scaled = values * 10.0**decimals
+        if (np.abs(scaled - np.rint(scaled)) <= tolerance * np.maximum(1.0, np.abs(scaled))).all():
+            return decimals
+    return _MAX_DECIMALS + 1
+
+
+def _label_stats(column: pa.ChunkedArray) -> ColumnStats:
+    stats = ColumnStats()
+    if column.null_count:
+        stats.invalid["null"] = column.null_count
+        column = column.drop_null()
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    counted = pc.value_counts(column)
+    labels, counts = counted.field(0)[: MAX_CATEGORIES + 1], counted.field(1)[: MAX_CATEGORIES + 1]
+    stats.counts = dict(zip(labels.to_pylist(), counts.to_pylist(), strict=True))
+    return stats
+
+
+def check_types(table: config.Table, columns: pa.Schema, where: str) -> None:
+    """Raises one InputError for all columns whose type does not fit their kind."""
+    faults = []
+    for name, feature in table.features.items():
+        problem = type_problem(columns.field(name).type, feature.kind)
+        if problem:
+            faults.append(f"column {name} is {columns.field(name).type}: {problem}")
+    target = columns.field(table.target).type
+    if not is_label_type(value_type(target)):
+        faults.append(f"target {table.target} is {target}: cast it to integer, boolean or string")
+    if faults:
+        raise InputError("\n  ".join([f"{where}: columns of the wrong type", *faults]), "see the lines above")
+
+
+def fit_schema(table: config.Table, columns: pa.Schema, stats: TableStats, max_reject_fraction: float) -> TableSchema:
+    """The schema of the training rows. Raises one InputError that lists every column at fault."""
+    faults: list[str] = []
+    features: list[Feature] = []
+    for name, declared in table.features.items():
+        kept = str(value_type(columns.field(name).type))
+        seen = stats.columns.get(name, ColumnStats())
+        _check_invalid(name, seen, stats.num_rows, max_reject_fraction, faults)
+        if declared.kind == "continuous":
+            fitted: Feature | None = _fit_continuous(name, kept, declared, seen, faults)
+        else:
+            fitted = _fit_categorical(name, kept, declared, seen, faults)
+        if fitted is not None:
+            features.append(fitted)
+    classes = stats.columns.get(table.target, ColumnStats()).counts
+    _check_invalid(
+        table.target, stats.columns.get(table.target, ColumnStats()), stats.num_rows, max_reject_fraction, faults
+    )
+    if len(classes) < 2:
+        only = ", ".join(map(repr, classes)) or "no value"
+        faults.append(f"target {table.target}: a single class in the training split ({only}); it needs two or more")
+    elif len(classes) > MAX_CLASSES:
+        faults.append(f"target {table.target}: more than {MAX_CLASSES} classes; it looks like a number, not a class")
+    if faults:
+        raise InputError(
+            "\n  ".join([f"{table.path}: cannot be trained on", *faults]),
+            "correct the table or table.features in the configuration",
+        )
+    target_type = str(value_type(columns.field(table.target).type))
+    target = Target(table.target, target_type, tuple(sorted(classes)))
+    return TableSchema(tuple(features), target, tuple(table.keys))
+
+
+def _check_invalid(name: str, seen: ColumnStats, num_rows: int, allowed: float, faults: list[str]) -> None:
+    total = sum(seen.invalid.values())
+    if total > allowed * num_rows:
+        reasons = ", ".join(f"{count} x {reason}" for reason, count in seen.invalid.items() if count)
+        faults.append(
+            f"{seen.invalid_file}: column {name} has {reasons} in {num_rows} training rows; fill them in, or set "
+            f"training.max_reject_fraction to at least {total / num_rows:.3g} to leave such rows out"
+        )
+
+
+def _fit_continuous(
+    name: str, kept: str, declared: config.ContinuousFeature, seen: ColumnStats, faults: list[str]
+) -> Continuous | None:
+    if seen.lower > seen.upper:
+        faults.append(f"column {name}: no usable value in the training split")
+        return None
+    if seen.lower == seen.upper:
+        faults.append(f"column {name}: constant, always {seen.lower:g} in the training split; remove it from features")
+        return None
+    grid = Grid(1, seen.decimals) if seen.decimals <= _MAX_DECIMALS else None
+    if declared.step is not None:
+        grid = Grid.of_step(declared.step)
+        if kept.startswith(("int", "uint")) and grid.decimals:
+            faults.append(f"column {name}: step {declared.step:g} is a fraction, but the column is {kept}")
+    lower, upper = declared.bounds or (None, None)
+    if kept in NARROW_TYPES:  # 0.1 in a float32 column is its nearest float32, and a bound of 0.1 means that value
+        lower, upper = (None if end is None else float(NARROW_TYPES[kept](end)) for end in (lower, upper))
+    return Continuous(name, kept, seen.lower, seen.upper, grid, declared.direction, (lower, upper), declared.immutable)
+
+
+def _fit_categorical(
+    name: str, kept: str, declared: config.CategoricalFeature, seen: ColumnStats, faults: list[str]
+) -> Categorical | None:
+    if len(seen.counts) > MAX_CATEGORIES:
+        faults.append(
+            f"column {name}: more than {MAX_CATEGORIES} categories; if it is an identifier list it under keys, "
+            "if a number declare kind: continuous, else group its values"
+        )
+        return None
+    if len(seen.counts) < 2:
+        only = ", ".join(map(repr, seen.counts)) or "no value"
+        faults.append(f"column {name}: constant ({only}) in the training split; remove it from features")
+        return None
+    categories = sorted(seen.counts)
+    if declared.order is not None:
+        unknown = [repr(label) for label in categories if label not in declared.order]
+        if unknown:
+            faults.append(f"column {name}: values not in its order: {', '.join(unknown[:10])}; add them to order")
+            return None
+        categories = list(declared.order)
+    return Categorical(
+        name, kept, tuple(categories), declared.order is not None, declared.direction, declared.immutable
+    )

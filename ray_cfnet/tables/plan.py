@@ -1,0 +1,233 @@
+"""The plan of a job: which row groups of which files make a unit of work. Read from footers alone."""
+
+import difflib
+import posixpath
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ray_cfnet.errors import InputError
+from ray_cfnet.tables.schema import value_type
+from ray_cfnet.tables.storage import FoundFile, Location
+
+_FOOTER_THREADS = 16
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A Parquet file of the table, as its footer describes it."""
+
+    found: FoundFile
+    row_group_rows: tuple[int, ...]
+    schema: pa.Schema
+    first_row: int
+    """Number of the file's first row in the whole table, files in the order of their paths."""
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.row_group_rows)
+
+    @property
+    def partition(self) -> str:
+        """The directory below the table's root, such as `ds=2026-11-15`; empty for a flat table."""
+        return posixpath.dirname(self.found.path)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Neighbouring row groups of one file."""
+
+    path: str
+    row_groups: tuple[int, ...]
+    first_row: int
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What an actor takes at once: pieces of one partition, about as many rows as asked for."""
+
+    number: int
+    partition: str
+    pieces: tuple[Piece, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(piece.num_rows for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table on storage: its files in a fixed order."""
+
+    root: Location
+    files: tuple[SourceFile, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(file.num_rows for file in self.files)
+
+    @property
+    def partitions(self) -> list[str]:
+        return sorted({file.partition for file in self.files})
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the first file; `check_columns` makes sure that the others agree."""
+        return self.files[0].schema
+
+    def units(self, unit_rows: int) -> list[Unit]:
+        """Small files of a partition share a unit, large ones are cut between row groups."""
+        units: list[Unit] = []
+        for partition in self.partitions:
+            pieces: list[Piece] = []
+            rows = 0
+            for piece in self._pieces(partition, unit_rows):
+                if pieces and rows + piece.num_rows > unit_rows:
+                    units.append(Unit(len(units), partition, tuple(pieces)))
+                    pieces, rows = [], 0
+                pieces.append(piece)
+                rows += piece.num_rows
+            if pieces:
+                units.append(Unit(len(units), partition, tuple(pieces)))
+        return units
+
+    def _pieces(self, partition: str, unit_rows: int) -> Iterator[Piece]:
+        for file in self.files:
+            if file.partition != partition:
+                continue
+            groups: list[int] = []
+            rows, first_row = 0, file.first_row
+            for group, group_rows in enumerate(file.row_group_rows):
+                if groups and rows + group_rows > unit_rows:
+                    yield Piece(file.found.path, tuple(groups), first_row, rows)
+                    groups, first_row, rows = [], first_row + rows, 0
+                groups.append(group)
+                rows += group_rows
+            if rows:
+                yield Piece(file.found.path, tuple(groups), first_row, rows)
+
+    def within(self, partition: str) -> "Source":
+        """The files of one partition. Raises InputError, naming the nearest, when there is none."""
+        files = tuple(f for f in self.files if (f.partition + "/").startswith(partition.strip("/") + "/"))
+        if not files:
+            near = difflib.get_close_matches(partition, self.partitions, n=1, cutoff=0.3)
+            hint = f"did you mean --partition {near[0]}?" if near else "the table has no partitions; leave it out"
+            raise InputError(f"{self.root}: no partition {partition}", hint)
+        return Source(self.root, files)
+
+
+def open_source(path: str) -> Source:
+    """Lists a table's files and reads their footers. Raises InputError that names the file at fault."""
+    root = Location.of(path)
+    if not root.exists():
+        raise InputError(f"{root}: no such file or directory", "check table.path, or pass --input PATH")
+    if root.is_dir():
+        found = [file for file in root.files() if file.path.endswith((".parquet", ".pq"))]
+        if not found:
+            raise InputError(f"{root}: no Parquet files in it", "put .parquet files there, or change table.path")
+    else:
+        info = root.info()
+        found = [FoundFile(root.name, info.size, info.mtime_ns or 0)]
+        root = Location(posixpath.dirname(root.uri))
+    with ThreadPoolExecutor(_FOOTER_THREADS) as threads:
+        footers = list(threads.map(lambda file: _footer(root / file.path), found))
+    files, first_row = [], 0
+    for file, footer in zip(found, footers, strict=True):
+        rows = tuple(footer.row_group(group).num_rows for group in range(footer.num_row_groups))
+        schema = footer.schema.to_arrow_schema().remove_metadata()
+        files.append(SourceFile(file, rows, schema, first_row))
+        first_row += sum(rows)
+    if first_row == 0:
+        raise InputError(f"{path}: the table has zero rows", "check the job that writes it, or change table.path")
+    return Source(root, tuple(files))
+
+
+def _footer(file: Location) -> pq.FileMetaData:
+    try:
+        return pq.read_metadata(file.path, filesystem=file.fs)
+    except (pa.ArrowInvalid, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"{file}: not a readable Parquet file ({reason})", "write the file again, or remove it"
+        ) from None
+
+
+def read_unit(
+    root: Location, unit: Unit, columns: list[str] | None, dictionaries: list[str], batch_rows: int
+) -> Iterator[tuple[Piece, int, pa.RecordBatch]]:
+    """The unit's rows as (piece, number of the batch's first row in the table, batch).
+
+    `dictionaries` names string columns with few distinct values: as dictionaries they are faster to read
+    and cost one look-up per distinct value. Raises InputError that names a file which cannot be read.
+    """
+    for piece in unit.pieces:
+        file = root / piece.path
+        first_row = piece.first_row
+        try:
+            with file.fs.open_input_file(file.path) as stream:
+                parquet = pq.ParquetFile(stream, read_dictionary=dictionaries)
+                for batch in parquet.iter_batches(
+                    batch_rows, row_groups=list(piece.row_groups), columns=columns, use_threads=False
+                ):
+                    yield piece, first_row, batch
+                    first_row += batch.num_rows
+        except (pa.ArrowInvalid, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"{file}: cannot be read ({reason})", "write the file again, or remove it") from None
+
+
+def check_columns(source: Source, needed: dict[str, str | None]) -> None:
+    """Compares every footer with what is needed: column name -> value type it must have (None: any).
+
+    Raises one InputError with all differences, the nearest name for a missing column.
+    """
+    faults: list[str] = []
+    for file in source.files:
+        names = file.schema.names
+        for name, wanted in needed.items():
+            if name not in names:
+                near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+                hint = f"; did you mean {near[0]}?" if near else f"; the file has {', '.join(names)}"
+                faults.append(f"{file.found.path}: column {name} is missing{hint}")
+            elif wanted is not None and not _reads_as(file.schema.field(name).type, wanted):
+                faults.append(f"{file.found.path}: column {name} is {file.schema.field(name).type}, expected {wanted}")
+    if faults:
+        shown = faults[:10] + ([f"... and {len(faults) - 10} more"] if len(faults) > 10 else [])
+        raise InputError(
+            "\n  ".join([f"{source.root}: the columns do not fit", *shown]),
+            "correct table.features in the configuration, or the job that writes the table",
+        )
+
+
+def check_same_columns(source: Source) -> None:
+    """Raises InputError when a file's columns are not those of the first file: no column may get lost."""
+    first = {field.name: field.type for field in source.schema}
+    for file in source.files:
+        here = {field.name: field.type for field in file.schema}
+        if here != first:
+            names = sorted(name for name in first.keys() | here.keys() if first.get(name) != here.get(name))
+            shown = ", ".join(
+                f"{name} ({first.get(name, 'missing')} / {here.get(name, 'missing')})" for name in names[:5]
+            )
+            raise InputError(
+                f"{source.root / file.found.path}: other columns than in {source.files[0].found.path}: {shown}",
+                "write the files with one schema, or explain them with --partition one by one",
+            )
+
+
+def _reads_as(actual: pa.DataType, wanted: str) -> bool:
+    """Whether values of a column can stand where the schema expects another, possibly narrower, type."""
+    kept = value_type(actual)
+    if str(kept) == wanted:
+        return True
+    families = [pa.types.is_integer, pa.types.is_floating]
+    wanted_type = pa.type_for_alias(wanted) if "(" not in wanted else None
+    if wanted_type is None:
+        return False
+    if pa.types.is_string(kept) or pa.types.is_large_string(kept):
+        return pa.types.is_string(wanted_type) or pa.types.is_large_string(wanted_type)
+    return any(is_family(kept) and is_family(wanted_type) for is_family in families)

@@ -1,0 +1,189 @@
+"""The fitted schema: what each column is, what it ranges over, and how its values may look.
+
+It is plain data, saved as JSON in the bundle. Nothing here reads rows; fit.py does that.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from decimal import Decimal
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ray_cfnet.config import Label
+
+Direction = Literal["any", "increase", "decrease"]
+FloatArray = npt.NDArray[np.float64]
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The values a number may take: integer multiples of `multiple / 10**decimals`.
+
+    Kept as two integers so that a grid value is one correctly rounded division, the same double that
+    a decimal literal reads as.
+    """
+
+    multiple: int
+    decimals: int
+
+    @classmethod
+    def of_step(cls, step: float) -> "Grid":
+        """The grid of a step as it is written: 0.05 means 5/100, not its nearest double."""
+        exponent = Decimal(repr(step)).normalize().as_tuple().exponent
+        decimals = max(0, -int(exponent))
+        return cls(int(Decimal(repr(step)).scaleb(decimals)), decimals)
+
+    def index(self, values: FloatArray) -> FloatArray:
+        """Each value's position on the grid, a whole number for values that lie on it."""
+        return values * (10.0**self.decimals / self.multiple)
+
+    def value(self, index: FloatArray) -> FloatArray:
+        return index * self.multiple / 10.0**self.decimals
+
+    def positions_within(self, lowest: float, highest: float) -> tuple[float, float]:
+        """First and last grid position in a range; an end that misses the grid by rounding counts as on it."""
+        first, last = self.index(np.array([lowest, highest]))
+        return float(np.ceil(first - 1e-6)), float(np.floor(last + 1e-6))
+
+
+NARROW_TYPES: dict[str, type[np.floating]] = {"float": np.float32, "halffloat": np.float16}
+
+
+@dataclass(frozen=True)
+class Continuous:
+    """A number column: its type, its range in the training split, and the rules declared for it."""
+
+    name: str
+    arrow_type: str
+    lower: float
+    upper: float
+    grid: Grid | None
+    direction: Direction = "any"
+    bounds: tuple[float | None, float | None] = (None, None)
+    immutable: bool = False
+    kind: Literal["continuous"] = "continuous"
+
+    @property
+    def span(self) -> float:
+        return self.upper - self.lower
+
+    @property
+    def narrow_type(self) -> type[np.floating] | None:
+        """The numpy type of columns that hold less than a double."""
+        return NARROW_TYPES.get(self.arrow_type)
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """A column with a fixed set of values; `ordered` ones run from low to high."""
+
+    name: str
+    arrow_type: str
+    categories: tuple[Label, ...]
+    ordered: bool = False
+    direction: Direction = "any"
+    immutable: bool = False
+    kind: Literal["categorical"] = "categorical"
+
+
+Feature = Continuous | Categorical
+
+
+@dataclass(frozen=True)
+class Target:
+    """The predicted column and its classes, in the order of the model's outputs."""
+
+    name: str
+    arrow_type: str
+    classes: tuple[Label, ...]
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """Everything that turns this table's rows into tensors and back."""
+
+    features: tuple[Feature, ...]
+    target: Target
+    keys: tuple[str, ...] = field(default=())
+
+    @property
+    def continuous(self) -> list[Continuous]:
+        return [f for f in self.features if isinstance(f, Continuous)]
+
+    @property
+    def categorical(self) -> list[Categorical]:
+        return [f for f in self.features if isinstance(f, Categorical)]
+
+    @property
+    def feature_names(self) -> list[str]:
+        return [f.name for f in self.features]
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    def to_json(self) -> str:
+        data = {"version": SCHEMA_VERSION, **asdict(self)}
+        return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> "TableSchema":
+        """Raises ValueError or KeyError when the text is not a schema of a version known here."""
+        data = json.loads(text)
+        if data["version"] != SCHEMA_VERSION:
+            raise ValueError(f"schema version {data['version']} is not known here (known: {SCHEMA_VERSION})")
+        target = data["target"]
+        return cls(
+            features=tuple(_feature(item) for item in data["features"]),
+            target=Target(target["name"], target["arrow_type"], tuple(target["classes"])),
+            keys=tuple(data["keys"]),
+        )
+
+
+def _feature(item: dict[str, Any]) -> Feature:
+    if item["kind"] == "categorical":
+        return Categorical(**{**item, "categories": tuple(item["categories"])})
+    grid = Grid(**item["grid"]) if item["grid"] else None
+    return Continuous(**{**item, "grid": grid, "bounds": tuple(item["bounds"])})
+
+
+def value_type(arrow_type: pa.DataType) -> pa.DataType:
+    """The type of the values themselves: a dictionary column counts as what it holds."""
+    return arrow_type.value_type if pa.types.is_dictionary(arrow_type) else arrow_type
+
+
+def type_problem(arrow_type: pa.DataType, kind: str) -> str | None:
+    """Why a column of this type cannot be a feature of this kind; None when it can."""
+    kept = value_type(arrow_type)
+    if kind == "continuous":
+        if pa.types.is_integer(kept) or pa.types.is_floating(kept):
+            return None
+        if pa.types.is_decimal128(kept):
+            # A double holds 15 significant digits for sure; more would not survive the round trip.
+            return None if kept.precision <= 15 else "a decimal with more than 15 digits; cast it to double"
+        if pa.types.is_temporal(kept):
+            return "a date or time; turn it into a number first, such as days since an event"
+        return "not a number; declare kind: categorical, or cast the column to a number"
+    if is_label_type(kept):
+        return None
+    if pa.types.is_floating(kept) or pa.types.is_decimal(kept):
+        return "a fractional number; declare kind: continuous, or cast the column to integer or string"
+    if pa.types.is_temporal(kept):
+        return "a date or time; cast it to string, or leave it out"
+    return "not a string, integer or boolean; cast it to string, or leave it out"
+
+
+def is_label_type(kept: pa.DataType) -> bool:
+    """Whether values of this type can be categories or classes."""
+    return (
+        pa.types.is_string(kept)
+        or pa.types.is_large_string(kept)
+        or pa.types.is_integer(kept)
+        or pa.types.is_boolean(kept)
+    )
