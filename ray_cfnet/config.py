@@ -1,9 +1,18 @@
 """The configuration: one YAML file is one `Config`. Reading it from a file is in configfile.py."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 Label = bool | int | str
 """A class or a category, in the type its column has."""
@@ -17,8 +26,36 @@ def _fault(message: str) -> PydanticCustomError:
     return PydanticCustomError("fault", "{message}", {"message": message})
 
 
+def _raised_again(details: ErrorDetails) -> InitErrorDetails:
+    kind = _fault(details["ctx"]["message"]) if details["type"] == "fault" else details["type"]
+    again = InitErrorDetails(type=kind, loc=details["loc"], input=details["input"])
+    return {**again, "ctx": details["ctx"]} if "ctx" in details and kind == details["type"] else again
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:  # noqa: ARG003
+        """(key, fault) where keys contradict each other. The data is as written, nothing of it checked yet."""
+        yield from ()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _every_fault(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Pydantic checks keys together only once each is right; here one fault must not hide another."""
+        faults: list[InitErrorDetails] = []
+        checked = None
+        try:
+            checked = handler(data)
+        except ValidationError as error:
+            faults += [_raised_again(details) for details in error.errors()]
+        if isinstance(data, dict):
+            for key, message in cls._faults_between(data):
+                faults.append(InitErrorDetails(type=_fault(message), loc=(key,), input=data.get(key)))
+        if faults or checked is None:
+            raise ValidationError.from_exception_data(cls.__name__, faults)
+        return checked
 
 
 class ContinuousFeature(_Section):
@@ -63,11 +100,10 @@ class CategoricalFeature(_Section):
                 raise _fault(f"listed twice: {', '.join(twice)}")
         return order
 
-    @model_validator(mode="after")
-    def _direction_needs_order(self) -> "CategoricalFeature":
-        if self.direction != "any" and self.order is None:
-            raise _fault(f"direction: {self.direction} needs an order that lists the categories from low to high")
-        return self
+    @classmethod
+    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        if data.get("direction") in ("increase", "decrease") and not data.get("order"):
+            yield "direction", f"{data['direction']} needs an order that lists the categories from low to high"
 
 
 Feature = Annotated[ContinuousFeature | CategoricalFeature, Field(discriminator="kind")]
@@ -90,13 +126,12 @@ class Table(_Section):
     features: dict[str, Feature] = Field(min_length=1)
     sample: Sample | None = None
 
-    @model_validator(mode="after")
-    def _roles_do_not_overlap(self) -> "Table":
-        if self.target in self.features:
-            raise _fault(f"target {self.target!r} is also listed under features; remove one")
-        if self.target in self.keys:
-            raise _fault(f"target {self.target!r} is also listed under keys; remove one")
-        return self
+    @classmethod
+    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        target = data.get("target")
+        for role, kind in (("features", dict), ("keys", list)):
+            if isinstance(data.get(role), kind) and isinstance(target, str) and target in data[role]:
+                yield "target", f"{target!r} is also listed under {role}; remove one"
 
 
 class Split(_Section):
@@ -108,12 +143,11 @@ class Split(_Section):
     test: Fraction = 0.2
     seed: int = 0
 
-    @model_validator(mode="after")
-    def _adds_up(self) -> "Split":
-        total = self.train + self.validation + self.test
-        if abs(total - 1) > 1e-6:
-            raise _fault(f"train + validation + test is {total:g}, not 1")
-        return self
+    @classmethod
+    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        parts = [data.get(name, cls.model_fields[name].default) for name in ("train", "validation", "test")]
+        if all(isinstance(part, int | float) for part in parts) and abs(sum(parts) - 1) > 1e-6:
+            yield "train", f"train + validation + test is {sum(parts):g}, not 1"
 
 
 class Model(_Section):
@@ -131,6 +165,9 @@ class Training(_Section):
     epochs: int = Field(default=100, ge=1)
     batch_size: int = Field(default=128, ge=1, description="rows per step, over all workers")
     learning_rate: float = Field(default=0.003, gt=0)
+    schedule: Literal["cosine", "constant"] = Field(
+        default="cosine", description="cosine lets the learning rate fall to 1 % by the last step"
+    )
     lambda_pred: float = Field(default=1.0, gt=0, description="weight of the prediction loss L1")
     lambda_valid: float = Field(default=0.2, ge=0, description="weight of the validity loss L2")
     lambda_prox: float = Field(default=0.1, ge=0, description="weight of the proximity loss L3")

@@ -25,14 +25,15 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[Any, int] = {}
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be a plain word", problem_mark=key_node.start_mark)
             line = key_node.start_mark.line + 1
-            if key in seen:
+            if key_node.value in seen:
                 raise yaml.MarkedYAMLError(
-                    problem=f"key {key!r} is written twice (lines {seen[key]} and {line})",
+                    problem=f"key {key_node.value!r} is written twice (lines {seen[key_node.value]} and {line})",
                     problem_mark=key_node.start_mark,
                 )
-            seen[key] = line
+            seen[key_node.value] = line
         return super().construct_mapping(node, deep)
 
 
@@ -56,11 +57,11 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
         raise ConfigError(source, [f"not valid YAML: {_yaml_problem(error)}"]) from None
     if not isinstance(data, dict):
         raise ConfigError(source, ["must be a mapping with the sections table, split, model, ..."])
-    data = _with_overrides(source, data, overrides or [])
+    overridden = _override(source, data, overrides or [])
     try:
         return Config.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(source, [_fault_line(fault, data, node) for fault in error.errors()]) from None
+        raise ConfigError(source, _fault_lines(error.errors(), data, node, overridden)) from None
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
@@ -69,8 +70,10 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
     return f"line {mark.line + 1}: {problem}" if mark else problem
 
 
-def _with_overrides(source: str, data: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
-    faults = []
+def _override(source: str, data: dict[str, Any], overrides: list[str]) -> list[_Loc]:
+    """Writes the overrides into the file's data and returns the paths they changed."""
+    faults: list[str] = []
+    changed: list[_Loc] = []
     for override in overrides:
         name, equals, value = override.partition("=")
         keys = name.strip().split(".")
@@ -88,26 +91,51 @@ def _with_overrides(source: str, data: dict[str, Any], overrides: list[str]) -> 
         else:
             try:
                 section[keys[-1]] = yaml.safe_load(value)
+                changed.append(tuple(keys))
             except yaml.YAMLError as error:
                 faults.append(f"--set {override}: {_yaml_problem(error)}")
     if faults:
         raise ConfigError(source, faults)
-    return data
+    return changed
 
 
-def _fault_line(fault: ErrorDetails, data: dict[str, Any], node: yaml.Node | None) -> str:
-    """`table.features.age.bounds: lower 90 > upper 17 (line 7)`"""
-    loc = _without_tags(fault["loc"])
-    where = ".".join(map(str, loc)) or "the file"
-    line = _line_of(loc, node)
-    return f"{where}: {_message(fault, loc, data)}" + (f" (line {line})" if line else "")
+def _fault_lines(
+    faults: list[ErrorDetails], data: dict[str, Any], node: yaml.Node | None, overridden: list[_Loc]
+) -> list[str]:
+    """`table.features.age.bounds: lower 90 > upper 17 (line 7)`, one for each place at fault."""
+    places: dict[_Loc, list[ErrorDetails]] = {}
+    for fault in faults:
+        places.setdefault(_written_path(fault, data), []).append(fault)
+    lines = []
+    for loc, here in places.items():
+        # A value that fits none of several types is one fault: it may be this or that.
+        said = " or ".join(dict.fromkeys(_message(fault, loc, data) for fault in here))
+        value = here[0].get("input")
+        if here[0]["type"] not in _SELF_EXPLAINING and isinstance(value, str | int | float | bool | None):
+            said += f", got {value!r}"
+        line = _line_of(loc, node)
+        if any(loc[: len(path)] == path for path in overridden):
+            said += " (from --set)"
+        elif line:
+            said += f" (line {line})"
+        lines.append(f"{'.'.join(map(str, loc)) or 'the file'}: {said}")
+    return lines
 
 
-def _without_tags(loc: _Loc) -> _Loc:
-    """Pydantic puts the chosen union member into the path; the reader did not write that."""
-    if loc[:2] == ("table", "features") and len(loc) > 3 and loc[3] in _FEATURE_KINDS:
-        loc = (*loc[:3], *loc[4:])
-    return tuple(part for part in loc if not (isinstance(part, str) and part.startswith(("literal[", "constrained-"))))
+_SELF_EXPLAINING = ("fault", "extra_forbidden", "missing", "union_tag_not_found", "union_tag_invalid")
+
+
+def _written_path(fault: ErrorDetails, data: Any) -> _Loc:
+    """The path as the reader wrote it: pydantic also puts the tried types of a union into its own."""
+    path: list[int | str] = []
+    for part in fault["loc"]:
+        in_list = isinstance(data, list) and isinstance(part, int) and part < len(data)
+        if in_list or (isinstance(data, dict) and part in data):
+            data = data[part]
+        elif not (fault["type"] == "missing" and part == fault["loc"][-1]):
+            continue
+        path.append(part)
+    return tuple(path)
 
 
 def _message(fault: ErrorDetails, loc: _Loc, data: dict[str, Any]) -> str:
@@ -121,10 +149,7 @@ def _message(fault: ErrorDetails, loc: _Loc, data: dict[str, Any]) -> str:
     if kind == "union_tag_invalid":
         given = str(value.get("kind")) if isinstance(value, dict) else str(value)
         return f"unknown kind {given!r}" + _nearest(given, list(_FEATURE_KINDS))
-    message = fault["msg"][:1].lower() + fault["msg"][1:]
-    if kind != "fault" and isinstance(value, str | int | float | bool | None):
-        message += f", got {value!r}"
-    return message
+    return fault["msg"][:1].lower() + fault["msg"][1:]
 
 
 def _nearest(word: str, known: list[str]) -> str:

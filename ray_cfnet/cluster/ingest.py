@@ -64,7 +64,7 @@ class FitUnit:
 def fit(source: Source, whole: config.Config) -> TableSchema:
     """Checks the columns and fits the schema on the training split in one distributed pass."""
     table = whole.table
-    check_columns(source, {name: None for name in [*table.features, table.target, *table.keys]})
+    check_columns(source, dict.fromkeys([*table.features, table.target, *table.keys]))
     for file in source.files:
         check_types(table, file.schema, str(source.root / file.found.path))
     stats = TableStats()

@@ -58,6 +58,7 @@ def train_worker(arguments: dict[str, Any]) -> None:
         for step in range(num_steps):
             # A worker that has run out of rows goes on with empty batches: the others wait for it in `sync`.
             picked = order[step * batch_rows : (step + 1) * batch_rows]
+            update.set_progress((epoch - 1 + step / num_steps) / settings.training.epochs)
             losses = update(rows.take(picked), labels[picked])
             sums += torch.stack([losses.num_rows, losses.prediction, losses.validity, losses.proximity]).cpu().double()
         num_rows, prediction, validity, proximity = _over_workers(sums, dist.ReduceOp.SUM).tolist()

@@ -7,6 +7,7 @@ A class target is compared as half the squared distance of two probability vecto
 is the paper's (y - y_hat)^2 to the letter, and it asks for nothing special when there are more.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -68,6 +69,13 @@ class TwoStageUpdate:
         self.generator_weights = net.generator_parameters()
         self.prediction_optimizer = torch.optim.Adam(self.prediction_weights, lr=settings.learning_rate)
         self.generator_optimizer = torch.optim.Adam(self.generator_weights, lr=settings.learning_rate)
+
+    def set_progress(self, done: float) -> None:
+        """Sets both learning rates for a point of the run between 0 (start) and 1 (end)."""
+        if self.settings.schedule == "cosine":
+            share = 0.01 + 0.99 * (1 + math.cos(math.pi * done)) / 2
+            for optimizer in (self.prediction_optimizer, self.generator_optimizer):
+                optimizer.param_groups[0]["lr"] = self.settings.learning_rate * share
 
     def __call__(self, rows: Rows, labels: Tensor) -> Losses:
         """Trains on B rows with class indices `labels`. An empty batch still takes part in every `sync`."""

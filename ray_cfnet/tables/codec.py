@@ -18,7 +18,7 @@ Mask = npt.NDArray[np.bool_]
 
 REJECT_REASONS = ("null", "nan", "infinite", "unseen_category", "out_of_domain")
 
-_LARGEST_EXACT_INTEGER = 2.0**53
+_LARGEST_EXACT_INTEGER = 2.0**53 - 1
 _FAR_IN_UNITS = 1e6
 """A value a million training ranges away is not a row the model can speak about (and overflows float32)."""
 
@@ -73,7 +73,7 @@ def encode(table: pa.Table | pa.RecordBatch, schema: TableSchema) -> tuple[Encod
         if column.null_count:
             rejects.mark(_numpy(column.is_null()), "null", position)
         if isinstance(feature, Continuous):
-            encoded.values[:, next_value] = _numbers(column)
+            encoded.values[:, next_value] = numbers_of(column)
             _mark_bad_numbers(encoded.values[:, next_value], column.type, feature, rejects, position)
             next_value += 1
         else:
@@ -86,19 +86,26 @@ def encode(table: pa.Table | pa.RecordBatch, schema: TableSchema) -> tuple[Encod
 
 
 def _flat(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if pa.types.is_dictionary(column.type) and column.dictionary.null_count:
+        column = column.dictionary_decode()  # a null may also hide among the dictionary's entries
+    return column
 
 
 def _numpy(array: pa.Array) -> npt.NDArray:
     return array.to_numpy(zero_copy_only=False)
 
 
-def _numbers(column: pa.Array) -> npt.NDArray:
-    """A number column without nulls: each null becomes 0 (its row is rejected anyway)."""
+def numbers_of(column: pa.Array) -> npt.NDArray:
+    """A number column as numpy; where it is null, any number."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_decimal(column.type):
-        column = column.cast(pa.float64())
+        # Arrow's cast to double is not correctly rounded (0.3 becomes 0.30000000000000004); one division is.
+        # Up to 15 digits fit the lower half of the 128-bit integers.
+        halves = np.frombuffer(column.buffers()[1], dtype="<i8").reshape(-1, 2)
+        return halves[column.offset : column.offset + len(column), 0] / 10.0**column.type.scale
     return _numpy(column.fill_null(0) if column.null_count else column)
 
 
@@ -149,8 +156,8 @@ def from_unit(unit: npt.NDArray[np.float32], schema: TableSchema) -> FloatArray:
     for column, feature in enumerate(schema.continuous):
         raw = feature.lower + unit[:, column].astype(np.float64) * feature.span
         fitted = fitting(raw, feature, feature.lower, feature.upper)
-        if fitted is None:  # a step wider than the training range: the nearest step outside it
-            fitted = fitting(raw, feature, -np.inf, np.inf)
+        if fitted is None:  # fit_schema refuses such columns
+            raise ValueError(f"{feature.name}: none of its steps lies in its range")
         values[:, column] = fitted
     return values
 
@@ -158,15 +165,11 @@ def from_unit(unit: npt.NDArray[np.float32], schema: TableSchema) -> FloatArray:
 def fitting(raw: FloatArray, feature: Continuous, lowest: float, highest: float) -> FloatArray | None:
     """The nearest values in [lowest, highest] on the feature's grid and of its type; None if there are none."""
     if feature.grid is None:
-        return _typed(np.clip(raw, lowest, highest), feature)
-    first, last = feature.grid.positions_within(lowest, highest)
-    if first > last:
+        return feature.typed(np.clip(raw, lowest, highest))
+    positions = feature.grid_range(lowest, highest)
+    if positions is None:
         return None
-    return _typed(feature.grid.value(np.clip(np.rint(feature.grid.index(raw)), first, last)), feature)
-
-
-def _typed(values: FloatArray, feature: Continuous) -> FloatArray:
-    return values if feature.narrow_type is None else values.astype(feature.narrow_type).astype(np.float64)
+    return feature.typed(feature.grid.value(np.clip(np.rint(feature.grid.index(raw)), *positions)))
 
 
 def decode(encoded: Encoded, schema: TableSchema, types: dict[str, pa.DataType]) -> dict[str, pa.Array]:
@@ -187,6 +190,10 @@ def decode(encoded: Encoded, schema: TableSchema, types: dict[str, pa.DataType])
 def _number_column(values: FloatArray, arrow_type: pa.DataType) -> pa.Array:
     if pa.types.is_integer(arrow_type):
         return pa.array(np.rint(values).astype(np.int64)).cast(arrow_type)
+    if pa.types.is_decimal(arrow_type):
+        lower_half = np.rint(values * 10.0**arrow_type.scale).astype("<i8")
+        halves = np.ascontiguousarray(np.stack([lower_half, lower_half >> 63], axis=1))  # two's complement
+        return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(halves)])
     return pa.array(values).cast(arrow_type, safe=False)
 
 

@@ -63,9 +63,7 @@ def violations(rows: Encoded, candidates: Encoded, schema: TableSchema) -> Mask:
         if upper is not None:
             broken |= moved & (candidate > upper)
         if number.grid is not None:
-            position = number.grid.index(candidate)
-            # float32 columns hold a grid value to seven digits.
-            broken |= moved & (np.abs(position - np.rint(position)) > 1e-6 * np.maximum(1, np.abs(position)))
+            broken |= moved & (number.typed(number.grid.snap(candidate)) != candidate)
     for column, category in enumerate(schema.categorical):
         x_code, code = rows.codes[:, column], candidates.codes[:, column]
         if category.immutable:

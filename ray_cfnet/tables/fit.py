@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 
 from ray_cfnet import config
 from ray_cfnet.errors import InputError
+from ray_cfnet.tables.codec import numbers_of
 from ray_cfnet.tables.schema import (
     NARROW_TYPES,
     Categorical,
@@ -63,9 +64,13 @@ class TableStats:
     def add(self, batch: pa.Table, table: config.Table, file: str) -> None:
         """Takes in the rows of one batch; `file` is named when a row cannot be used."""
         self.num_rows += batch.num_rows
-        kinds = {name: feature.kind for name, feature in table.features.items()}
-        for name, kind in {**kinds, table.target: "categorical"}.items():
-            stats = (_number_stats if kind == "continuous" else _label_stats)(batch.column(name))
+        for name in [*table.features, table.target]:
+            column = batch.column(name)
+            declared = table.features.get(name)
+            if isinstance(declared, config.ContinuousFeature):
+                stats = _number_stats(column, declared)
+            else:
+                stats = _label_stats(column)
             if stats.invalid:
                 stats.invalid_file = file
             self.columns.setdefault(name, ColumnStats()).merge(stats)
@@ -76,21 +81,38 @@ class TableStats:
             self.columns.setdefault(name, ColumnStats()).merge(stats)
 
 
-def _number_stats(column: pa.ChunkedArray) -> ColumnStats:
+def _number_stats(column: pa.ChunkedArray, declared: config.ContinuousFeature) -> ColumnStats:
     stats = ColumnStats()
     if column.null_count:
         stats.invalid["null"] = column.null_count
         column = column.drop_null()
     kept = value_type(column.type)
-    values = np.asarray(column.cast(pa.float64(), safe=False).to_numpy())
-    finite = np.isfinite(values)
-    if not finite.all():
-        stats.invalid |= {"nan": int(np.isnan(values).sum()), "infinite": int(np.isinf(values).sum())}
-        values = values[finite]
+    values = numbers_of(column.combine_chunks()).astype(np.float64)
+    lower, upper = typed_bounds(declared, str(kept))
+    with np.errstate(invalid="ignore"):
+        bad = {
+            "nan": np.isnan(values),
+            "infinite": np.isinf(values),
+            "out_of_domain": np.isfinite(values)
+            & ((values < (-np.inf if lower is None else lower)) | (values > (np.inf if upper is None else upper))),
+        }
+    usable = np.ones(len(values), dtype=bool)
+    for reason, mask in bad.items():
+        if mask.any():
+            stats.invalid[reason] = int(mask.sum())
+            usable &= ~mask
+    values = values[usable]
     if len(values):
         stats.lower, stats.upper = float(values.min()), float(values.max())
         stats.decimals = _decimals(values, kept)
     return stats
+
+
+def typed_bounds(declared: config.ContinuousFeature, arrow_type: str) -> tuple[float | None, float | None]:
+    """Bounds as the column holds them: 0.1 in a float32 column is its nearest float32."""
+    lower, upper = declared.bounds or (None, None)
+    narrow = NARROW_TYPES.get(arrow_type, float)
+    return None if lower is None else float(narrow(lower)), None if upper is None else float(narrow(upper))
 
 
 def _decimals(values: FloatArray, kept: pa.DataType) -> int:
@@ -99,11 +121,11 @@ def _decimals(values: FloatArray, kept: pa.DataType) -> int:
         return 0
     if pa.types.is_decimal(kept):
         return int(kept.scale)
-    # A float32 such as 0.1 is not 0.1 as a double: allow for its own rounding.
-    tolerance = 1e-12 if pa.types.is_float64(kept) else 1e-6
+    # A float32 is a decimal rounded once; a double may also come from a sum, such as 0.1 + 0.2.
+    narrow = NARROW_TYPES.get(str(kept))
+    tolerance = 2 * np.finfo(np.float64).eps if narrow is None else 0.51 * float(np.finfo(narrow).eps)
     for decimals in range(_MAX_DECIMALS + 1):
-        scaled = values * 10.0**decimals
-        if (np.abs(scaled - np.rint(scaled)) <= tolerance * np.maximum(1.0, np.abs(scaled))).all():
+        if (np.abs(Grid(1, decimals).snap(values) - values) <= tolerance * np.abs(values)).all():
             return decimals
     return _MAX_DECIMALS + 1
 
@@ -187,15 +209,33 @@ def _fit_continuous(
     if seen.lower == seen.upper:
         faults.append(f"column {name}: constant, always {seen.lower:g} in the training split; remove it from features")
         return None
-    grid = Grid(1, seen.decimals) if seen.decimals <= _MAX_DECIMALS else None
+    whole_steps = not kept.startswith(("float", "double", "halffloat"))
+    grid = Grid(1, seen.decimals) if whole_steps or seen.decimals <= _MAX_DECIMALS else None
     if declared.step is not None:
+        if whole_steps and Grid.of_step(declared.step).decimals > seen.decimals:
+            faults.append(f"column {name}: step {declared.step:g} is finer than a column of type {kept} can hold")
+            return None
         grid = Grid.of_step(declared.step)
-        if kept.startswith(("int", "uint")) and grid.decimals:
-            faults.append(f"column {name}: step {declared.step:g} is a fraction, but the column is {kept}")
-    lower, upper = declared.bounds or (None, None)
-    if kept in NARROW_TYPES:  # 0.1 in a float32 column is its nearest float32, and a bound of 0.1 means that value
-        lower, upper = (None if end is None else float(NARROW_TYPES[kept](end)) for end in (lower, upper))
-    return Continuous(name, kept, seen.lower, seen.upper, grid, declared.direction, (lower, upper), declared.immutable)
+    fitted = Continuous(
+        name,
+        kept,
+        seen.lower,
+        seen.upper,
+        grid,
+        declared.direction,
+        typed_bounds(declared, kept),
+        declared.immutable,
+    )
+    if not np.isfinite(fitted.span):
+        faults.append(f"column {name}: its range {seen.lower:g} to {seen.upper:g} is too wide for a number; rescale it")
+        return None
+    if grid is not None and fitted.grid_range(seen.lower, seen.upper) is None:
+        faults.append(
+            f"column {name}: no multiple of its step {declared.step:g} lies in its range {seen.lower:g} to "
+            f"{seen.upper:g}; choose a smaller step"
+        )
+        return None
+    return fitted
 
 
 def _fit_categorical(
@@ -217,7 +257,18 @@ def _fit_categorical(
         if unknown:
             faults.append(f"column {name}: values not in its order: {', '.join(unknown[:10])}; add them to order")
             return None
+        if not _holds(kept, declared.order):
+            faults.append(f"column {name}: its order has values that a column of type {kept} cannot hold")
+            return None
         categories = list(declared.order)
     return Categorical(
         name, kept, tuple(categories), declared.order is not None, declared.direction, declared.immutable
     )
+
+
+def _holds(arrow_type: str, labels: list[Label]) -> bool:
+    try:
+        held = pa.array(labels, type=pa.type_for_alias(arrow_type)).to_pylist()
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return False
+    return [(type(label), label) for label in held] == [(type(label), label) for label in labels]

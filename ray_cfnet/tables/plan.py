@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -102,6 +103,8 @@ class Source:
             groups: list[int] = []
             rows, first_row = 0, file.first_row
             for group, group_rows in enumerate(file.row_group_rows):
+                if group_rows == 0:
+                    continue
                 if groups and rows + group_rows > unit_rows:
                     yield Piece(file.found.path, tuple(groups), first_row, rows)
                     groups, first_row, rows = [], first_row + rows, 0
@@ -114,7 +117,8 @@ class Source:
         """The files of one partition. Raises InputError, naming the nearest, when there is none."""
         files = tuple(f for f in self.files if (f.partition + "/").startswith(partition.strip("/") + "/"))
         if not files:
-            near = difflib.get_close_matches(partition, self.partitions, n=1, cutoff=0.3)
+            known = [name for name in self.partitions if name]
+            near = difflib.get_close_matches(partition, known, n=1, cutoff=0.3) or known[-1:]
             hint = f"did you mean --partition {near[0]}?" if near else "the table has no partitions; leave it out"
             raise InputError(f"{self.root}: no partition {partition}", hint)
         return Source(self.root, files)
@@ -220,14 +224,16 @@ def check_same_columns(source: Source) -> None:
 
 
 def _reads_as(actual: pa.DataType, wanted: str) -> bool:
-    """Whether values of a column can stand where the schema expects another, possibly narrower, type."""
+    """Whether a column can hold whatever a column of the wanted type can: equal, or wider in its family."""
     kept = value_type(actual)
     if str(kept) == wanted:
         return True
-    families = [pa.types.is_integer, pa.types.is_floating]
-    wanted_type = pa.type_for_alias(wanted) if "(" not in wanted else None
-    if wanted_type is None:
+    if "(" in wanted:  # a parametric type, such as a decimal: only itself
         return False
+    wanted_type = pa.type_for_alias(wanted)
     if pa.types.is_string(kept) or pa.types.is_large_string(kept):
-        return pa.types.is_string(wanted_type) or pa.types.is_large_string(wanted_type)
-    return any(is_family(kept) and is_family(wanted_type) for is_family in families)
+        return bool(pa.types.is_string(wanted_type) or pa.types.is_large_string(wanted_type))
+    families = (pa.types.is_integer, pa.types.is_floating)
+    if any(is_family(kept) and is_family(wanted_type) for is_family in families):
+        return bool(np.can_cast(wanted_type.to_pandas_dtype(), kept.to_pandas_dtype()))
+    return False

@@ -30,10 +30,13 @@ def make_sample(table: Table) -> None:
     root = Location.of(table.path)
     wanted = json.dumps(table.sample.model_dump(), sort_keys=True).encode()
     marker = root / _MARKER
-    if root.exists():
-        if not marker.exists() or marker.read_bytes() == wanted:
+    if marker.exists():
+        if marker.read_bytes() == wanted:
             return
         root.delete()
+    elif root.exists() and (not root.is_dir() or root.files()):
+        return
+    marker.write_bytes(b"incomplete")
     if table.sample.name == "loans":
         _write_loans(root, table.sample)
     else:

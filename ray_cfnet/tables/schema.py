@@ -46,10 +46,9 @@ class Grid:
     def value(self, index: FloatArray) -> FloatArray:
         return index * self.multiple / 10.0**self.decimals
 
-    def positions_within(self, lowest: float, highest: float) -> tuple[float, float]:
-        """First and last grid position in a range; an end that misses the grid by rounding counts as on it."""
-        first, last = self.index(np.array([lowest, highest]))
-        return float(np.ceil(first - 1e-6)), float(np.floor(last + 1e-6))
+    def snap(self, values: FloatArray) -> FloatArray:
+        """The nearest grid values."""
+        return self.value(np.rint(self.index(values)))
 
 
 NARROW_TYPES: dict[str, type[np.floating]] = {"float": np.float32, "halffloat": np.float16}
@@ -73,10 +72,18 @@ class Continuous:
     def span(self) -> float:
         return self.upper - self.lower
 
-    @property
-    def narrow_type(self) -> type[np.floating] | None:
-        """The numpy type of columns that hold less than a double."""
-        return NARROW_TYPES.get(self.arrow_type)
+    def typed(self, values: FloatArray) -> FloatArray:
+        """The doubles that come back after the values were written to the column."""
+        narrow = NARROW_TYPES.get(self.arrow_type)
+        return values if narrow is None else values.astype(narrow).astype(np.float64)
+
+    def grid_range(self, lowest: float, highest: float) -> tuple[float, float] | None:
+        """First and last grid position whose written value lies in a range; None if there is none."""
+        grid = self.grid or Grid(1, 0)
+        ends = np.rint(grid.index(np.array([lowest, highest])))
+        written = self.typed(grid.value(ends))
+        first, last = ends[0] + (written[0] < lowest), ends[1] - (written[1] > highest)
+        return (float(first), float(last)) if first <= last else None
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,8 @@ class TableSchema:
     def from_json(cls, text: str) -> "TableSchema":
         """Raises ValueError or KeyError when the text is not a schema of a version known here."""
         data = json.loads(text)
+        if not isinstance(data, dict):
+            raise ValueError("a schema is a JSON object")
         if data["version"] != SCHEMA_VERSION:
             raise ValueError(f"schema version {data['version']} is not known here (known: {SCHEMA_VERSION})")
         target = data["target"]

@@ -1,6 +1,6 @@
 """Which rows train, validate and test: decided by a row's number in the table, so any worker can tell."""
 
-import math
+from decimal import Decimal
 from typing import Literal
 
 import numpy as np
@@ -17,9 +17,9 @@ def rows_in_split(
     """Mask of the rows first_row .. first_row + num_rows that belong to a split."""
     numbers = np.arange(first_row, first_row + num_rows, dtype=np.uint64)
     if split.method == "sequential":
-        # The tiny addend keeps 0.7 + 0.1 of 10 rows at 8, not at 7.999...
-        first = math.floor(table_rows * split.train + 1e-9)
-        second = math.floor(table_rows * (split.train + split.validation) + 1e-9)
+        # As decimals: 0.7 + 0.1 of 10 rows is 8, not 7.999...
+        train, validation = Decimal(repr(split.train)), Decimal(repr(split.validation))
+        first, second = int(table_rows * train), int(table_rows * (train + validation))
         start, stop = {"train": (0, first), "validation": (first, second), "test": (second, table_rows)}[name]
         return (numbers >= start) & (numbers < stop)
     draw = _uniform(numbers, split.seed)

@@ -6,6 +6,7 @@ a log or a pickled object: a `Location` is only its address, and finds its file 
 
 import os
 import posixpath
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -113,11 +114,17 @@ class Location:
     def atomic_sink(self) -> Iterator[pa.NativeFile]:
         """A stream whose file appears under its name only when the block ends without an error.
 
-        Local: written beside, flushed to disk, renamed. S3: an object is visible only once complete.
+        Local: written beside, flushed to disk, renamed. S3: written to a local file and uploaded when it is
+        complete, because closing an upload stream early would publish what it has so far.
         """
         if not self.is_local:
-            with self.fs.open_output_stream(self.path) as sink:
-                yield sink
+            with tempfile.TemporaryDirectory(prefix="ray-cfnet-") as directory:
+                spooled = posixpath.join(directory, "object")
+                with pa.OSFile(spooled, "wb") as sink:
+                    yield sink
+                pafs.copy_files(
+                    spooled, self.path, source_filesystem=pafs.LocalFileSystem(), destination_filesystem=self.fs
+                )
             return
         os.makedirs(posixpath.dirname(self.path), exist_ok=True)
         hidden = posixpath.join(posixpath.dirname(self.path), f".{self.name}.{uuid.uuid4().hex}")

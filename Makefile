@@ -1,0 +1,43 @@
+# make          what there is
+# make demo     the main job on a table it makes itself
+# make test     all checks and tests, as CI runs them
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint unit format clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(READY): pyproject.toml constraints.txt
+	@echo "installing into $(VENV) (about two minutes the first time)"
+	@$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info[:2] <= (3, 13), "Python 3.11 to 3.13 is needed"'
+	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)  ## Train, explain and evaluate on synthetic loan applications
+	@$(BIN)/ray-cfnet demo
+
+test: $(READY) lint  ## Lint, type check and run all tests
+	$(BIN)/python -m pytest
+
+unit: $(READY)  ## Only the tests that need no Ray
+	$(BIN)/python -m pytest tests/unit
+
+lint: $(READY)  ## ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)  ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## Remove the environment and all that was made
+	rm -rf $(VENV) build dist out data .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,18 @@
+"""Where the real tables are."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The directory with the paper's tables; skips the test where there is none."""
+    named = os.environ.get("RAY_CFNET_DATA")
+    directory = Path(named) if named else ROOT.parent / "shared" / "data"
+    if not (directory / "adult.parquet").exists():
+        pytest.skip(f"no real tables: {directory}/adult.parquet is not there; set RAY_CFNET_DATA to their directory")
+    return directory

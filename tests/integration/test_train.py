@@ -1,0 +1,142 @@
+"""Training through Ray Train."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ray_cfnet.commands import run_evaluate, run_train
+from ray_cfnet.configfile import load_config
+from ray_cfnet.errors import ConfigError, InputError
+from ray_cfnet.model.bundle import Bundle
+from ray_cfnet.tables.storage import Location
+from tests.integration.conftest import CONF, Trained, loans_config
+
+QUIET: Any = lambda metrics: None  # noqa: E731
+
+
+def test_result_has_the_contracts_keys_and_a_bundle_that_loads(trained: Trained) -> None:
+    result = trained.result
+    assert {"bundle", "model_id", "epochs", "metrics"} <= result.keys()
+    assert {"validity", "proximity", "sparsity", "manifold"} <= result["metrics"]["cf"].keys()
+    assert {"validity", "proximity", "sparsity", "manifold", "violations"} <= result["metrics"]["fcf"].keys()
+    loaded = Bundle.load(Location.of(trained.bundle))
+    assert loaded.id == result["model_id"]
+    assert loaded.metrics == result["metrics"]
+
+
+def test_the_model_learns_and_its_counterfactuals_keep_the_rules(trained: Trained) -> None:
+    metrics = trained.result["metrics"]
+    assert metrics["rows"] == 800
+    assert metrics["accuracy"] > 0.75
+    assert metrics["fcf"]["validity"] > 0.9
+    assert metrics["fcf"]["violations"] == 0
+
+
+def test_the_schema_is_fitted_on_the_training_split_only(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.random(1000).round(3)
+    x[900:] += 5  # only in the test split
+    y = (x % 1 > 0.5).astype(int)
+    pq.write_table(pa.table({"x": x, "z": rng.random(1000), "y": y}), tmp_path / "t.parquet")
+    (tmp_path / "c.yaml").write_text(
+        f"table: {{path: {tmp_path}/t.parquet, target: y, "
+        "features: {x: {kind: continuous}, z: {kind: continuous}}}\n"
+        f"training: {{epochs: 1}}\noutput: {{path: {tmp_path}/out}}\n"
+    )
+    result = run_train(load_config(tmp_path / "c.yaml"), QUIET)
+    feature = Bundle.load(Location.of(result["bundle"])).schema.continuous[0]
+    assert (feature.lower, feature.upper) == (x[:700].min(), x[:700].max())
+
+
+def test_the_same_seed_gives_the_same_model_and_another_seed_another(tmp_path: Path) -> None:
+    ids = [
+        run_train(loans_config(tmp_path, "table.sample.rows=600", "training.epochs=2", seed), QUIET)["model_id"]
+        for seed in ("training.seed=0", "training.seed=0", "training.seed=1")
+    ]
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_two_workers_train_on_uneven_shards(tmp_path: Path) -> None:
+    epochs: list[dict[str, Any]] = []
+    config = loans_config(
+        tmp_path, "table.sample.rows=1001", "training.epochs=2", "cluster.num_workers=2", "training.batch_size=64"
+    )
+    result = run_train(config, epochs.append)
+    assert [metrics["epoch"] for metrics in epochs] == [1, 2]
+    assert result["metrics"]["rows"] == 1001 - int(1001 * 0.8)
+
+
+def test_three_classes_with_a_desired_one(tmp_path: Path) -> None:
+    features = "{age: {kind: continuous}, income: {kind: continuous}, decision: {kind: categorical}}"
+    config = loans_config(tmp_path, "table.target=housing", f"table.features={features}", "training.epochs=2")
+    with pytest.raises(ConfigError, match="not a class of housing"):
+        run_train(config, QUIET)
+    config = config.model_copy(update={"explain": config.explain.model_copy(update={"desired": "opposite"})})
+    with pytest.raises(ConfigError, match="opposite needs two classes"):
+        run_train(config, QUIET)
+    config = config.model_copy(update={"explain": config.explain.model_copy(update={"desired": "own"})})
+    result = run_train(config, QUIET)
+    assert Bundle.load(Location.of(result["bundle"])).schema.target.classes == ("mortgage", "own", "rent")
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (pa.array([7] * 100), "income: constant"),
+        (pa.array([None, *range(99)]), "income has 1 x null"),
+        (pa.array([float("nan"), *map(float, range(99))]), "income has 1 x nan"),
+        (pa.array(["a"] * 100), "income is string"),
+    ],
+)
+def test_a_column_that_cannot_be_trained_on_is_named(tmp_path: Path, column: pa.Array, words: str) -> None:
+    table = pa.table({"income": column, "age": range(100), "y": [0, 1] * 50})
+    with pytest.raises(InputError, match=words) as caught:
+        run_train(_two_column_config(tmp_path, table), QUIET)
+    assert "remedy" in str(caught.value)
+
+
+def test_nulls_may_be_left_out_on_request(tmp_path: Path) -> None:
+    table = pa.table({"income": [None, *range(199)], "age": range(200), "y": [0, 1] * 100})
+    config = _two_column_config(tmp_path, table, "training.max_reject_fraction=0.05")
+    assert run_train(config, QUIET)["metrics"]["split_rows"]["train"] == 139
+
+
+def test_single_class_and_too_many_categories_come_in_one_error(tmp_path: Path) -> None:
+    table = pa.table({"income": [f"id-{i}" for i in range(100_000)], "age": range(100_000), "y": [1] * 100_000})
+    config = _two_column_config(tmp_path, table, "table.features.income={kind: categorical}")
+    with pytest.raises(InputError) as caught:
+        run_train(config, QUIET)
+    assert "income: more than 1000 categories" in str(caught.value)
+    assert "a single class" in str(caught.value)
+
+
+def _two_column_config(directory: Path, table: pa.Table, *overrides: str) -> Any:
+    pq.write_table(table, directory / "t.parquet")
+    return load_config(
+        CONF / "adult.yaml",
+        [
+            f"table.path={directory}/t.parquet",
+            f"output.path={directory}/out",
+            "table.target=y",
+            "table.features={income: {kind: continuous}, age: {kind: continuous}}",
+            "training.epochs=1",
+            *overrides,
+        ],
+    )
+
+
+@pytest.mark.data
+def test_adult_reaches_the_papers_quality_in_thirty_epochs(real_data: Path, tmp_path: Path) -> None:
+    overrides = [f"table.path={real_data}/adult.parquet", f"output.path={tmp_path}", "training.epochs=30"]
+    config = load_config(CONF / "adult.yaml", overrides)
+    result = run_train(config, QUIET)
+    metrics = run_evaluate(config, result["bundle"], "test")
+    assert metrics["accuracy"] >= 0.828
+    assert metrics["cf"]["validity"] >= 0.99
+    assert metrics["cf"]["proximity"] <= 0.24
+    assert metrics["fcf"]["validity"] >= 0.99
+    assert metrics["fcf"]["violations"] == 0
