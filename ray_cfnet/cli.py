@@ -239,24 +239,18 @@ _machine_output: Any = sys.stdout
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs a command line and exits with its code."""
+    """Runs a command line and exits with its code; wrong options exit with 2 by typer's own hand."""
     arguments = sys.argv[1:] if arguments is None else arguments
     as_json = "--json" in arguments
     if as_json:
         _reserve_standard_output()
     try:
-        code = app(arguments, standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
+        app(arguments)
     except RayCfnetError as error:
         print(f"error: {error}", file=sys.stderr)
         if as_json:
             _print_json({"error": {"kind": type(error).__name__, "message": str(error)}})
         sys.exit(error.exit_code)
-    except typer.Exit as exit_:
-        sys.exit(exit_.exit_code)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        sys.exit(130)
 
 
 def _reserve_standard_output() -> None:

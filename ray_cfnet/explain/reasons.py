@@ -1,8 +1,11 @@
 """An explained row in words."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from ray_cfnet.tables.schema import Continuous, TableSchema
+
+_CHANGES_SAID = 4
 
 
 def sentence(row: dict[str, Any], schema: TableSchema, desired: Any) -> str:
@@ -14,16 +17,23 @@ def sentence(row: dict[str, Any], schema: TableSchema, desired: Any) -> str:
         return f"{opening} That is the desired class already."
     if row["row_status"] == "no_feasible_cf":
         return f"{opening} No change within the rules was found that leads to {desired}."
-    changes = []
+    changes = sorted(_changes(row, schema), reverse=True)
+    said = [words for _, words in changes[:_CHANGES_SAID]]
+    if len(changes) > _CHANGES_SAID:
+        said.append(f"{len(changes) - _CHANGES_SAID} smaller changes")
+    return f"{opening} To get {desired} ({row['fcf_proba']:.0%}): {_listed(said)}."
+
+
+def _changes(row: dict[str, Any], schema: TableSchema) -> Iterator[tuple[float, str]]:
+    """(share of the feature's range, words) of each change; another category counts as the whole range."""
     for feature in schema.features:
         old, new = row[feature.name], row[f"fcf_{feature.name}"]
         if old == new:
             continue
-        verb = "change"
+        size, verb = 1.0, "change"
         if isinstance(feature, Continuous):
-            verb = "raise" if new > old else "lower"
-        changes.append(f"{verb} {feature.name} from {_value(old)} to {_value(new)}")
-    return f"{opening} To get {desired} ({row['fcf_proba']:.0%}): {_listed(changes)}."
+            size, verb = abs(float(new) - float(old)) / feature.span, "raise" if new > old else "lower"
+        yield size, f"{verb} {feature.name} from {_value(old)} to {_value(new)}"
 
 
 def _value(value: Any) -> str:

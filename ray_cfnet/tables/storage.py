@@ -9,7 +9,7 @@ import posixpath
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import fs as pafs
 
-from ray_cfnet.errors import InputError
+from ray_cfnet.errors import InputError, JobError
 
 
 @dataclass(frozen=True)
@@ -115,17 +115,17 @@ class Location:
         """A stream whose file appears under its name only when the block ends without an error.
 
         Local: written beside, flushed to disk, renamed. S3: written to a local file and uploaded when it is
-        complete, because closing an upload stream early would publish what it has so far.
+        complete, because closing an upload stream early would publish what it has so far. Raises JobError
+        when the place cannot be written to.
         """
-        if not self.is_local:
-            with tempfile.TemporaryDirectory(prefix="ray-cfnet-") as directory:
-                spooled = posixpath.join(directory, "object")
-                with pa.OSFile(spooled, "wb") as sink:
-                    yield sink
-                pafs.copy_files(
-                    spooled, self.path, source_filesystem=pafs.LocalFileSystem(), destination_filesystem=self.fs
-                )
-            return
+        try:
+            with self._local_sink() if self.is_local else self._uploading_sink() as sink:
+                yield sink
+        except OSError as error:
+            raise JobError(f"{self}: cannot be written ({error}); check the space and the access there") from error
+
+    @contextmanager
+    def _local_sink(self) -> Iterator[pa.NativeFile]:
         os.makedirs(posixpath.dirname(self.path), exist_ok=True)
         hidden = posixpath.join(posixpath.dirname(self.path), f".{self.name}.{uuid.uuid4().hex}")
         try:
@@ -134,9 +134,19 @@ class Location:
             _flush_to_disk(hidden)
             os.replace(hidden, self.path)
         except BaseException:
-            if os.path.exists(hidden):
+            with suppress(FileNotFoundError):
                 os.unlink(hidden)
             raise
+
+    @contextmanager
+    def _uploading_sink(self) -> Iterator[pa.NativeFile]:
+        with tempfile.TemporaryDirectory(prefix="ray-cfnet-") as directory:
+            spooled = posixpath.join(directory, "object")
+            with pa.OSFile(spooled, "wb") as sink:
+                yield sink
+            pafs.copy_files(
+                spooled, self.path, source_filesystem=pafs.LocalFileSystem(), destination_filesystem=self.fs
+            )
 
     def move_to(self, other: "Location") -> None:
         """Within one file system. Local: a rename. S3: a copy and a delete."""

@@ -29,7 +29,8 @@ def loans_config(directory: Path, *overrides: str) -> Config:
             f"table.path={directory}/loans",
             f"output.path={directory}/out",
             "table.sample.rows=4000",
-            "training.epochs=12",
+            "training.epochs=20",
+            "training.batch_size=64",
             *overrides,
         ],
     )

@@ -85,7 +85,7 @@ colour: red
     paths = [fault.split(":")[0] for fault in faults]
     assert sorted(paths) == [
         "colour",
-        "split",
+        "split.train",
         "table.features.age.bounds",
         "table.features.rate.step",
         "table.features.size.order",

@@ -6,7 +6,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 from pyarrow import fs as pafs
 
-from ray_cfnet.errors import InputError
+from ray_cfnet.errors import InputError, JobError
 from ray_cfnet.tables import storage
 from ray_cfnet.tables.storage import Location
 
@@ -70,7 +70,7 @@ def test_an_error_while_writing_keeps_the_file_that_was_there(tmp_path: Path):
 
 def test_a_file_that_cannot_take_its_name_leaves_nothing_behind(tmp_path: Path):
     (tmp_path / "taken").mkdir()
-    with pytest.raises(OSError, match="taken"):
+    with pytest.raises(JobError, match="taken"):
         (Location.of(tmp_path) / "taken").write_bytes(b"content")
     assert everything_below(tmp_path) == []
 
