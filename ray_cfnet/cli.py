@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -44,24 +45,26 @@ def _load(file: Path, overrides: list[str] | None, input_path: str | None = None
     paths = [("table.path", input_path), ("output.path", output)]
     # As JSON: a path such as 2026 or "a: b" must stay a string when read as YAML.
     given = [f"{key}={json.dumps(value)}" for key, value in paths if value is not None]
+    if input_path is not None:
+        given.append("table.sample=null")  # a table named by hand is never made up
     return load_config(file, [*(overrides or []), *given])
 
 
 def _progress() -> Any:
     from ray_cfnet.display import ProgressDisplay
 
-    return ProgressDisplay(Console(stderr=True))
+    return ProgressDisplay(Console(stderr=True, markup=False))
 
 
 def _finish(result: dict[str, Any], as_json: bool, show: Callable[[Console, dict[str, Any]], None]) -> None:
     if as_json:
         _print_json(result)
     else:
-        show(Console(), result)
+        show(Console(markup=False), result)
 
 
 def _print_json(result: dict[str, Any]) -> None:
-    _machine_output.write(json.dumps(result) + "\n")
+    _machine_output.write(json.dumps(result, allow_nan=False) + "\n")
     _machine_output.flush()
 
 
@@ -246,11 +249,16 @@ def main(arguments: list[str] | None = None) -> None:
         _reserve_standard_output()
     try:
         app(arguments)
-    except RayCfnetError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except Exception as error:
+        # The last door: whatever it is, a machine gets its JSON object and a person one line, not a trace.
+        if os.environ.get("RAY_CFNET_DEBUG"):
+            traceback.print_exc()
+        ours = isinstance(error, RayCfnetError)
+        message = str(error) if ours else f"{type(error).__name__}: {error} (RAY_CFNET_DEBUG=1 shows where)"
+        print(f"error: {message}", file=sys.stderr)
         if as_json:
-            _print_json({"error": {"kind": type(error).__name__, "message": str(error)}})
-        sys.exit(error.exit_code)
+            _print_json({"error": {"kind": type(error).__name__, "message": message}})
+        sys.exit(error.exit_code if isinstance(error, RayCfnetError) else 1)
 
 
 def _reserve_standard_output() -> None:

@@ -114,7 +114,7 @@ class Sample(_Section):
 
     name: Literal["loans", "cancer"]
     rows: int = Field(default=40_000, ge=100, description="for loans; cancer always has its 569 rows")
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**31)
 
 
 class Table(_Section):
@@ -141,7 +141,7 @@ class Split(_Section):
     train: Fraction = 0.7
     validation: Fraction = 0.1
     test: Fraction = 0.2
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**31)
 
     @classmethod
     def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -198,7 +198,7 @@ class Training(_Section):
         default="auto", description="keep encoded rows in the workers' memory, or stream them every epoch"
     )
     max_failures: int = Field(default=3, ge=0, description="lost workers or nodes to survive before giving up")
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**31)
 
 
 class Cluster(_Section):

@@ -50,11 +50,11 @@ class ProgressDisplay:
         if self.console.is_terminal:
             if self.bar is None:
                 self.bar = Progress(
-                    TextColumn("{task.description}"),
+                    TextColumn("{task.description}", markup=False),
                     BarColumn(bar_width=20),
                     MofNCompleteColumn(),
                     TimeRemainingColumn(),
-                    TextColumn("{task.fields[said]}"),
+                    TextColumn("{task.fields[said]}", markup=False),
                     console=self.console,
                 )
                 self.task = self.bar.add_task(what, total=total, said="")

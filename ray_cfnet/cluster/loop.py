@@ -50,7 +50,7 @@ def train_worker(arguments: dict[str, Any]) -> None:
         shards[name] = make_shard(iterator, schema, device)
     explainer = Explainer(Bundle(net, schema, settings, {}), desired)
 
-    while len(history) < training.epochs and not stops_early(history, training.patience):
+    while len(history) < training.epochs and not (stops_early(history, training.patience) or diverged(history)):
         epoch = len(history) + 1
         started = time.perf_counter()
         # Weights, data and these seeds are all that an epoch depends on: a resumed run repeats it exactly.
@@ -91,6 +91,13 @@ def stops_early(history: list[dict[str, Any]], patience: int | None) -> bool:
         return False
     best = max(range(len(history)), key=lambda index: history[index]["score"])
     return len(history) - 1 - best >= patience
+
+
+def diverged(history: list[dict[str, Any]]) -> bool:
+    """Whether the last epoch has a loss that is no number any more."""
+    return bool(history) and not all(
+        math.isfinite(history[-1][name]) for name in ("loss_pred", "loss_valid", "loss_prox", "score")
+    )
 
 
 def _train_epoch(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import ray
 import ray.data
 import ray.train
 import ray.train.torch
@@ -18,8 +19,8 @@ from ray_cfnet.cluster.checkpoint import load_history, load_weights
 from ray_cfnet.cluster.evaluate import evaluate
 from ray_cfnet.cluster.history import write_history
 from ray_cfnet.cluster.ingest import encoded_dataset, fit
-from ray_cfnet.cluster.loop import train_worker
-from ray_cfnet.errors import InputError, JobError
+from ray_cfnet.cluster.loop import diverged, train_worker
+from ray_cfnet.errors import ConfigError, InputError, JobError, last_line
 from ray_cfnet.model.bundle import Bundle, Settings, desired_index, make_net
 from ray_cfnet.tables.plan import Source
 from ray_cfnet.tables.schema import TableSchema
@@ -75,9 +76,14 @@ def train(source: Source, whole: config.Config, on_epoch: OnEpoch) -> Trained:
     """
     schema = fit(source, whole)
     desired_index(whole.explain.desired, schema)  # a wrong class must not cost a training run
+    if whole.cluster.use_gpu and not os.environ.get("RAY_ADDRESS") and not ray.cluster_resources().get("GPU"):
+        raise ConfigError("cluster.use_gpu", ["this machine has no GPU; set it to false, or RAY_ADDRESS to a cluster"])
     store = Location.of(whole.output.path) / MODELS
     run = store / RUNS / _run_name(source, schema, whole)
     bundle, history = _run(source, schema, whole, run, on_epoch)
+    if diverged(history):
+        run.delete()
+        raise JobError(f"training diverged in epoch {len(history)}; lower training.learning_rate")
     best_epoch = max(history, key=lambda metrics: metrics["score"])["epoch"]
     tested = evaluate(source, bundle, whole, "test")
     bundle.metrics = {**tested, "best_epoch": best_epoch, "train_rows": history[-1]["num_rows"]}
@@ -151,7 +157,7 @@ def _run(
         try:
             result = trainer.fit()
         except ray.train.TrainingFailedError as error:
-            raise JobError(f"training failed: {error}") from error
+            raise JobError(f"training failed: {last_line(error)}") from error
     if result.checkpoint is None or not result.best_checkpoints:
         raise JobError(f"training ended without a checkpoint; look into Ray's logs of run {run.name}")
     with result.checkpoint.as_directory() as directory:

@@ -59,6 +59,19 @@ class Bundle:
         """Index of the class the generator was trained to reach; None: the opposite one."""
         return desired_index(self.settings.desired, self.schema)
 
+    def desired_for(self, wanted: Label) -> int | None:
+        """The index of the wanted class. Raises BundleError when the generator was not trained to reach it.
+
+        A generator trained for the opposite class reaches either of two; one trained for a class only that.
+        """
+        index = desired_index(wanted, self.schema)
+        if self.desired is not None and index != self.desired:
+            raise BundleError(
+                f"the bundle was trained to reach {self.settings.desired!r}, not {wanted!r}",
+                f"set explain.desired to {self.settings.desired!r}, or train a bundle for the other class",
+            )
+        return index
+
     def save(self, store: Location) -> Location:
         """Writes the bundle to `store/<id>` and returns that place. The list of hashes is written last."""
         files = {
@@ -123,7 +136,7 @@ def _weights(net: CounterNet) -> dict[str, torch.Tensor]:
 
 
 def _json(data: dict[str, Any]) -> bytes:
-    return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False).encode()
+    return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
 
 
 def _bundle_id(hashes: dict[str, str]) -> str:
