@@ -67,6 +67,24 @@ def test_a_missing_table_exits_with_2_and_a_remedy() -> None:
     assert json.loads(result.stdout)["error"]["kind"] == "InputError"
 
 
+def test_a_table_named_by_hand_is_never_made_up(tmp_path: Path) -> None:
+    arguments = ("--config", "conf/loans.yaml", "--bundle", "tests/data/bundle-v1", "--output", str(tmp_path / "out"))
+    result = run("explain", *arguments, "--input", str(tmp_path / "typo"))
+    assert result.returncode == 2
+    assert "typo: no such file or directory" in result.stderr
+    assert not (tmp_path / "typo").exists()
+
+
+def test_an_empty_partition_option_is_refused(tmp_path: Path) -> None:
+    from tests.unit.helpers import people
+
+    pq.write_table(people(20), tmp_path / "people.parquet")
+    arguments = ("--config", "conf/adult.yaml", "--bundle", "tests/data/bundle-v1", "--partition", "")
+    result = run("explain", *arguments, "--input", str(tmp_path / "people.parquet"))
+    assert result.returncode == 2
+    assert "--partition is empty" in result.stderr
+
+
 def test_a_wrong_option_exits_with_2() -> None:
     assert run("train", "--confg", "x").returncode == 2
 
