@@ -379,7 +379,8 @@ def test_readers_never_miss_current_and_concurrent_promoters_take_turns(store: L
         assert after.from_id == before.to_id
 
 
-def promote_many(place: str, store: str, times: int) -> None:
+def promote_many(place: str, store: str, times: int, start: Any) -> None:
+    start.wait()
     for _ in range(times):
         promote(Location.of(place), Location.of(store), configured())
 
@@ -390,7 +391,8 @@ def test_promoters_in_other_processes_take_turns_too(tmp_path: Path) -> None:
     promote(places[0], store, configured())
     # Arrow and torch have threads: a forked child could wait for one that it does not have.
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=promote_many, args=(str(place), str(store), 5)) for place in places]
+    start = context.Barrier(len(places))  # else one is done before the other has imported torch
+    workers = [context.Process(target=promote_many, args=(str(place), str(store), 15, start)) for place in places]
     for worker in workers:
         worker.start()
     known, seen = {place.name for place in places}, set()
@@ -402,7 +404,7 @@ def test_promoters_in_other_processes_take_turns_too(tmp_path: Path) -> None:
         time.sleep(0.001)
     assert [worker.exitcode for worker in workers] == [0, 0]
     history = read_history(store)
-    assert [record.sequence for record in history] == list(range(1, 12))
+    assert [record.sequence for record in history] == list(range(1, 32))
     assert current_id(store) == history[-1].to_id
     assert len(seen) > 1
 
