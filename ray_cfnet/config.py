@@ -159,6 +159,17 @@ class Model(_Section):
     dropout: float = Field(default=0.3, ge=0, lt=1)
 
 
+class Selection(_Section):
+    """The best epoch has the largest validity * v + accuracy * a - proximity * p on the validation split.
+
+    v is the validity of the worse of cf and fcf, up to 0.998.
+    """
+
+    validity: float = Field(default=10.0, ge=0)
+    accuracy: float = Field(default=2.0, ge=0)
+    proximity: float = Field(default=1.0, ge=0)
+
+
 class Training(_Section):
     """The two-stage update (paper, section 3.3 and appendix B.4)."""
 
@@ -179,6 +190,14 @@ class Training(_Section):
     validity_target: Literal["hard", "soft"] = Field(
         default="hard", description="L2 pulls towards the flipped class (hard) or 1 - f(x) (soft)"
     )
+    selection: Selection = Selection()
+    patience: int | None = Field(
+        default=None, ge=1, description="stop when the best epoch is this many epochs old; null: never"
+    )
+    ingest: Literal["auto", "memory", "stream"] = Field(
+        default="auto", description="keep encoded rows in the workers' memory, or stream them every epoch"
+    )
+    max_failures: int = Field(default=3, ge=0, description="lost workers or nodes to survive before giving up")
     seed: int = 0
 
 

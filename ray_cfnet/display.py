@@ -22,7 +22,10 @@ class ProgressDisplay:
         self.first_done = 0
 
     def epoch(self, metrics: dict[str, Any], num_epochs: int) -> None:
-        """One finished epoch of training."""
+        """One finished epoch of training, or the news that a run goes on."""
+        if "resumed_after" in metrics:
+            self.say(f"going on after epoch {metrics['resumed_after']} of an earlier run")
+            return
         said = (
             f"L1 {metrics['loss_pred']:.3f}  L2 {metrics['loss_valid']:.3f}  L3 {metrics['loss_prox']:.3f}  "
             f"accuracy {metrics['accuracy']:.3f}  validity {metrics['validity']:.3f}  "

@@ -133,14 +133,14 @@ class EncodeUnit:
 
 
 def encoded_dataset(source: Source, whole: config.Config, schema: TableSchema, name: SplitName) -> ray.data.Dataset:
-    """The encoded rows of a split, in the table's order, held in Ray's object store."""
+    """The encoded rows of a split, in the table's order; nothing is read before they are asked for."""
     quiet_ray_data()
     units = source.units(whole.explain.unit_rows)
     encode_unit = EncodeUnit(SplitReader.of(source, whole, name), schema, units)
     numbers = ray.data.from_items(list(range(len(units))), override_num_blocks=len(units))
     dataset = numbers.map_batches(encode_unit, batch_size=1, num_cpus=1)  # type: ignore[arg-type]
     dataset.context.execution_options.preserve_order = True  # the same rows for the same worker, run after run
-    return dataset.materialize()
+    return dataset
 
 
 def from_arrow(table: pa.Table, schema: TableSchema) -> LabelledRows:

@@ -136,7 +136,7 @@ def open_source(path: str) -> Source:
     else:
         info = root.info()
         found = [FoundFile(root.name, info.size, info.mtime_ns or 0)]
-        root = Location(posixpath.dirname(root.uri))
+        root = root.parent
     with ThreadPoolExecutor(_FOOTER_THREADS) as threads:
         footers = list(threads.map(lambda file: _footer(root / file.path), found))
     files, first_row = [], 0

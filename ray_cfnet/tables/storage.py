@@ -75,6 +75,10 @@ class Location:
     def name(self) -> str:
         return posixpath.basename(self.path)
 
+    @property
+    def parent(self) -> "Location":
+        return Location(posixpath.dirname(self.uri))
+
     def __truediv__(self, name: str) -> "Location":
         return Location(posixpath.join(self.uri, name))
 

@@ -102,7 +102,7 @@ def test_a_column_that_cannot_be_trained_on_is_named(tmp_path: Path, column: pa.
 def test_nulls_may_be_left_out_on_request(tmp_path: Path) -> None:
     table = pa.table({"income": [None, *range(199)], "age": range(200), "y": [0, 1] * 100})
     config = _two_column_config(tmp_path, table, "training.max_reject_fraction=0.05")
-    assert run_train(config, QUIET)["metrics"]["split_rows"]["train"] == 139
+    assert run_train(config, QUIET)["metrics"]["train_rows"] == 139
 
 
 def test_single_class_and_too_many_categories_come_in_one_error(tmp_path: Path) -> None:
