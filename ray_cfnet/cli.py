@@ -18,7 +18,7 @@ from ray_cfnet.errors import RayCfnetError
 app = typer.Typer(
     help="Predictions with counterfactual explanations for every row of a Parquet table.\n\n"
     "A first look: ray-cfnet demo. With your own table: write a YAML file (examples in conf/), check it with "
-    "ray-cfnet config, then train, evaluate and explain.\n\n"
+    "ray-cfnet config, then train, evaluate, promote and explain.\n\n"
     "Exit codes: 0 done, 1 the job failed, 2 the input or the configuration is wrong.",
     no_args_is_help=True,
     add_completion=False,
@@ -36,7 +36,15 @@ Overrides = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
-BundlePath = Annotated[str, typer.Option("--bundle", "-b", help="the directory that train printed", metavar="PATH")]
+BundlePath = Annotated[
+    str,
+    typer.Option(
+        "--bundle",
+        "-b",
+        help="the directory that train printed, or a model store (OUTPUT/_models) for its promoted bundle",
+        metavar="PATH",
+    ),
+]
 InputPath = Annotated[str | None, typer.Option("--input", "-i", help="instead of table.path", metavar="PATH")]
 OutputPath = Annotated[str | None, typer.Option("--output", "-o", help="instead of output.path", metavar="PATH")]
 
@@ -164,6 +172,61 @@ def evaluate(
     _progress().say(f"evaluating on the {split} split of {loaded.table.path}")
     result = run_evaluate(loaded, bundle, None if split == "all" else split)
     _finish(result, as_json, lambda console, metrics: console.print(metrics_table(metrics)))
+
+
+@app.command()
+def promote(
+    config: ConfigFile,
+    bundle: Annotated[
+        str | None, typer.Option("--bundle", "-b", help="the directory that train printed", metavar="PATH")
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option("--store", help="the model store; default: OUTPUT/_models", metavar="PATH")
+    ] = None,
+    force: Annotated[
+        str | None, typer.Option("--force", help="promote although a condition fails; recorded", metavar="REASON")
+    ] = None,
+    rollback: Annotated[bool, typer.Option("--rollback", help="go back to the bundle that was in use before")] = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take a bundle into use: explain --bundle STORE follows it from then on.
+
+    Only if its test metrics keep the limits under promotion: in the configuration, and are not worse than those of
+    the bundle in use by more than promotion.tolerance. Else every failed condition is listed and the exit code
+    is 1. A bundle outside of the store is copied into it. Every decision is recorded in STORE/_promotions.
+
+    Example: ray-cfnet promote --config conf/loans.yaml --bundle out/loans/_models/ID
+
+    And back: ray-cfnet promote --config conf/loans.yaml --rollback
+    """
+    if (bundle is None) != rollback:
+        raise typer.BadParameter("pass either --bundle PATH or --rollback")
+    if force is not None and (rollback or not force.strip()):
+        raise typer.BadParameter("--force needs a reason in words, and a --bundle")
+    loaded = _load(config, overrides)
+    from ray_cfnet.commands import run_promote
+    from ray_cfnet.display import show_promoted
+
+    result = run_promote(loaded, bundle, store, force)
+    _finish(result, as_json, show_promoted)
+    if result["decision"] == "refused":
+        raise typer.Exit(1)
+
+
+@app.command()
+def models(
+    store: Annotated[str, typer.Argument(help="the model store, e.g. OUTPUT/_models", metavar="STORE")],
+    as_json: AsJson = False,
+) -> None:
+    """List the bundles of a model store with their test metrics, and which one is in use.
+
+    Example: ray-cfnet models out/loans/_models
+    """
+    from ray_cfnet.commands import run_models
+    from ray_cfnet.display import show_models
+
+    _finish(run_models(store), as_json, show_models)
 
 
 @app.command()

@@ -14,6 +14,7 @@ from ray_cfnet.cluster.train import train
 from ray_cfnet.config import Config
 from ray_cfnet.explain.reasons import sentence
 from ray_cfnet.model.bundle import Bundle
+from ray_cfnet.model.store import MODELS, list_models, promote, resolve_bundle, roll_back
 from ray_cfnet.tables.plan import open_source
 from ray_cfnet.tables.samples import make_sample
 from ray_cfnet.tables.split import SplitName
@@ -50,8 +51,9 @@ def run_explain(config: Config, bundle: str, partition: str | None, on_unit: OnU
     source = open_source(config.table.path)
     if partition is not None:
         source = source.within(partition)
+    place = resolve_bundle(Location.of(bundle))  # once: a promotion meanwhile does not touch this run
     with ray_session():
-        manifest = explain(source, Location.of(bundle), config, on_unit)
+        manifest = explain(source, place, config, on_unit)
     names = ("run_id", "model_id", "rows_in", "rows_out", "rows_rejected", "rejects", "row_status")
     return {name: manifest[name] for name in (*names, "seconds", "rows_per_s", "output")}
 
@@ -59,9 +61,21 @@ def run_explain(config: Config, bundle: str, partition: str | None, on_unit: OnU
 def run_evaluate(config: Config, bundle: str, split: SplitName | None) -> dict[str, Any]:
     """Measures a bundle on a split: rows, accuracy, cf and fcf metrics."""
     source = open_source(config.table.path)
-    loaded = Bundle.load(Location.of(bundle))
+    loaded = Bundle.load(resolve_bundle(Location.of(bundle)))
     with ray_session():
         return {"model_id": loaded.id, **evaluate(source, loaded, config, split)}
+
+
+def run_promote(config: Config, bundle: str | None, store: str | None, force: str | None) -> dict[str, Any]:
+    """Promotes a bundle, or rolls back where none is given: the history's new record, and the store."""
+    place = Location.of(store) if store else Location.of(config.output.path) / MODELS
+    record = promote(Location.of(bundle), place, config, force) if bundle else roll_back(place)
+    return {"store": str(place), **record.model_dump(mode="json")}
+
+
+def run_models(store: str) -> dict[str, Any]:
+    """The bundles of a store with their metrics, the current one, and the history."""
+    return list_models(Location.of(store))
 
 
 def run_demo(config: Config, on_epoch: OnEpoch, on_unit: OnUnit) -> dict[str, Any]:

@@ -224,6 +224,25 @@ class Output(_Section):
     path: str = "out/"
 
 
+class Tolerance(_Section):
+    """How much worse than the current bundle's a figure may be; null: not compared."""
+
+    accuracy: float | None = Field(default=0.005, ge=0)
+    validity: float | None = Field(default=0.002, ge=0, description="of cf and of fcf")
+    proximity: float | None = Field(default=0.01, ge=0, description="of cf and of fcf")
+
+
+class Promotion(_Section):
+    """What a bundle's test metrics must be for `ray-cfnet promote` to take it into use; null: no limit."""
+
+    min_accuracy: float | None = Field(default=None, ge=0, le=1)
+    min_validity: float | None = Field(default=None, ge=0, le=1, description="of the generated cf")
+    min_fcf_validity: float | None = Field(default=None, ge=0, le=1, description="of the feasible fcf")
+    max_proximity: float | None = Field(default=None, ge=0, description="of the generated cf")
+    max_violations: int | None = Field(default=0, ge=0, description="fcf rows that break a declared rule")
+    tolerance: Tolerance = Tolerance()
+
+
 class Config(_Section):
     """Everything one run needs to know."""
 
@@ -234,3 +253,4 @@ class Config(_Section):
     cluster: Cluster = Cluster()
     explain: Explain = Explain()
     output: Output = Output()
+    promotion: Promotion = Promotion()

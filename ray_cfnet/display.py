@@ -113,6 +113,41 @@ def show_explained(console: Console, result: dict[str, Any]) -> None:
     console.print(f"output: {result['output']}  (run {result['run_id']}, model {result['model_id']})", soft_wrap=True)
 
 
+def show_promoted(console: Console, result: dict[str, Any]) -> None:
+    said = {
+        "promoted": f"promoted {result['to_id']}",
+        "forced": f"promoted {result['to_id']} by force: {result['reason']}",
+        "refused": f"refused {result['to_id']}; in use stays {result['from_id'] or 'none'}",
+        "rolled_back": f"back to {result['to_id']}, from {result['from_id']}",
+    }
+    lines = [said[result["decision"]], *(f"  {failure['message']}" for failure in result["failures"])]
+    lines.append(f"store: {result['store']} (record {result['sequence']})")
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def show_models(console: Console, result: dict[str, Any]) -> None:
+    current = result["current"]
+    names = ("accuracy", "validity", "proximity", "fcf_validity", "fcf_proximity", "violations")
+    table = Table()
+    table.add_column("bundle", no_wrap=True)
+    table.add_column("")
+    for name in names:
+        table.add_column(name.replace("_", " "), justify="right")
+    problems = [f"CURRENT: {result['problem']}"] if result["problem"] else []
+    for model in result["models"]:
+        figures = model["metrics"] or {}
+        cells = [_number(figures.get(name)) for name in names[:-1]]
+        violations = figures.get("violations")
+        cells.append("-" if violations is None else f"{violations:g}")
+        table.add_row(model["id"], "CURRENT" if model["current"] else "", *cells)
+        problems += [model["problem"]] if model["problem"] else []
+    console.print(table)
+    since = f"{current['id']}, since {current['promoted_at']}" if current else "none; ray-cfnet promote takes one"
+    for line in (f"in use: {since}", *(f"damaged: {problem}" for problem in problems)):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
 def show_demo(console: Console, result: dict[str, Any]) -> None:
     console.rule("what was made")
     console.print(f"table:  {result['table']} ({result['partitions']} partitions)", highlight=False, soft_wrap=True)

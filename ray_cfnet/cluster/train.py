@@ -22,11 +22,11 @@ from ray_cfnet.cluster.ingest import encoded_dataset, fit
 from ray_cfnet.cluster.loop import diverged, train_worker
 from ray_cfnet.errors import ConfigError, InputError, JobError, last_line
 from ray_cfnet.model.bundle import Bundle, Settings, desired_index, make_net
+from ray_cfnet.model.store import MODELS
 from ray_cfnet.tables.plan import Source
 from ray_cfnet.tables.schema import TableSchema
 from ray_cfnet.tables.storage import Location
 
-MODELS = "_models"
 RUNS = ".training"
 
 _MEMORY_INGEST_BYTES = 2 * 1024**3

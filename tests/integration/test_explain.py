@@ -266,9 +266,7 @@ def test_a_bundle_reaches_only_the_class_it_was_trained_for(trained: Trained) ->
         run_evaluate(config, trained.bundle, "test")
 
 
-def test_an_explained_table_cannot_be_explained_again(
-    trained: Trained, explained: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_explained_table_is_no_input(trained: Trained, explained: dict[str, Any], tmp_path: Path) -> None:
     overrides = [f"table.path={explained['output']}", f"output.path={tmp_path}", "table.sample=null"]
     with pytest.raises(InputError, match="columns that ray-cfnet writes: pred_label"):
         run_explain(load_config(CONF / "loans.yaml", overrides), trained.bundle, None, QUIET)
