@@ -122,6 +122,9 @@ class Table(_Section):
 
     path: str = Field(description="a Parquet file, a directory or a hive-partitioned tree; local or s3://")
     target: str = Field(description="the column to predict: 0/1, booleans, strings or integers")
+    target_probability: bool = Field(
+        default=False, description="the target is another model's probability of class 1 (black-box mode)"
+    )
     keys: list[str] = Field(default=[], description="columns that identify a row, passed through")
     features: dict[str, Feature] = Field(min_length=1)
     sample: Sample | None = None

@@ -45,7 +45,7 @@ def train_worker(arguments: dict[str, Any]) -> None:
 
     training = _shard("train", schema)
     validation = _shard("validation", schema)
-    rows, labels = tensors(training.encoded, schema, device), torch.from_numpy(training.labels.copy()).to(device)
+    rows, labels = tensors(training.encoded, schema, device), torch.from_numpy(training.targets.copy()).to(device)
     batch_rows = math.ceil(settings.training.batch_size / num_workers)
     num_steps = int(_over_workers(torch.tensor([math.ceil(len(training) / batch_rows)]), dist.ReduceOp.MAX)[0])
 

@@ -16,8 +16,12 @@ ROW_STATUS = ("ok", "already_desired", "no_feasible_cf")
 def added_fields(schema: TableSchema, columns: pa.Schema) -> list[pa.Field]:
     """The added columns, in order; counterfactual columns have the type of their feature in the input."""
     types = {name: value_type(columns.field(name).type) for name in schema.feature_names}
-    label_type = columns.field(schema.target.name).type if schema.target.name in columns.names else None
-    label_type = value_type(label_type) if label_type else pa.type_for_alias(schema.target.arrow_type)
+    if schema.target.is_probability:
+        label_type = pa.int64()
+    elif schema.target.name in columns.names:
+        label_type = value_type(columns.field(schema.target.name).type)
+    else:
+        label_type = pa.type_for_alias(schema.target.arrow_type)
     return [
         pa.field("pred_label", label_type),
         pa.field("pred_proba", pa.float32()),

@@ -99,7 +99,10 @@ class TwoStageUpdate:
                 optimizer.param_groups[0]["lr"] = self.settings.learning_rate * share
 
     def __call__(self, rows: Rows, labels: Tensor) -> Losses:
-        """Trains on B rows with class indices `labels`. An empty batch still takes part in every `sync`."""
+        """Trains on B rows. An empty batch still takes part in every `sync`.
+
+        `labels` are class indices or, as floats, another model's probabilities of class 1 of two.
+        """
         if self.settings.update == "single":
             prediction, validity, proximity = self._single_stage(rows, labels)
         else:
@@ -146,7 +149,10 @@ class TwoStageUpdate:
 
     def _prediction_loss(self, labels: Tensor, probabilities: Tensor) -> Tensor:
         """L1, summed over rows."""
-        target = F.one_hot(labels, self.net.num_classes).to(probabilities.dtype)
+        if labels.is_floating_point():
+            target = torch.stack([1 - labels, labels], dim=1).to(probabilities.dtype)
+        else:
+            target = F.one_hot(labels, self.net.num_classes).to(probabilities.dtype)
         return self.class_loss(target, probabilities).sum()
 
     def _counterfactual_losses(self, rows: Rows, p: Tensor, z: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
