@@ -122,6 +122,9 @@ class Table(_Section):
 
     path: str = Field(description="a Parquet file, a directory or a hive-partitioned tree; local or s3://")
     target: str = Field(description="the column to predict: 0/1, booleans, strings or integers")
+    target_probability: bool = Field(
+        default=False, description="the target is another model's probability of class 1 (black-box mode)"
+    )
     keys: list[str] = Field(default=[], description="columns that identify a row, passed through")
     features: dict[str, Feature] = Field(min_length=1)
     sample: Sample | None = None
@@ -157,6 +160,11 @@ class Model(_Section):
     predictor: list[Width] = Field(default=[10], min_length=1)
     generator: list[Width] = Field(default=[50], min_length=1)
     dropout: float = Field(default=0.3, ge=0, lt=1)
+    separate: bool = Field(
+        default=False, description="ablation Separate: g has an encoder of its own and sees the row alone, no p"
+    )
+    pass_prediction: bool = Field(default=True, description="false: ablation NoPass-p_x, g sees z alone")
+    block: Literal["linear", "conv"] = Field(default="linear", description="conv: ablation Conv")
 
 
 class Selection(_Section):
@@ -171,7 +179,7 @@ class Selection(_Section):
 
 
 class Training(_Section):
-    """The two-stage update (paper, section 3.3 and appendix B.4)."""
+    """The two-stage update (paper, section 3.3 and appendix B.4) and its ablations."""
 
     epochs: int = Field(default=100, ge=1)
     batch_size: int = Field(default=128, ge=1, description="rows per step, over all workers")
@@ -190,6 +198,13 @@ class Training(_Section):
     validity_target: Literal["hard", "soft"] = Field(
         default="hard", description="L2 pulls towards the flipped class (hard) or 1 - f(x) (soft)"
     )
+    loss: Literal["mse", "bce"] = Field(default="mse", description="L1 and L2; bce: cross entropy, ablation BCE")
+    proximity_loss: Literal["mse", "l1"] = Field(default="mse", description="L3; l1: ablation l1")
+    update: Literal["two_stage", "single", "posthoc"] = Field(
+        default="two_stage",
+        description="single: one step on all three losses (SingleBP); posthoc: h and f first, then g (Posthoc)",
+    )
+    freeze: bool = Field(default=True, description="false: stage 2 moves h and f too, ablation NoFreeze")
     selection: Selection = Selection()
     patience: int | None = Field(
         default=None, ge=1, description="stop when the best epoch is this many epochs old; null: never"
@@ -199,6 +214,11 @@ class Training(_Section):
     )
     max_failures: int = Field(default=3, ge=0, description="lost workers or nodes to survive before giving up")
     seed: int = Field(default=0, ge=0, lt=2**31)
+
+    @classmethod
+    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        if data.get("update") == "posthoc" and data.get("freeze") is False:
+            yield "freeze", "false contradicts update: posthoc, which explains a finished predictor; remove one"
 
 
 class Cluster(_Section):

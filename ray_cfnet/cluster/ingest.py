@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import ray.data
 
@@ -11,10 +12,10 @@ from ray_cfnet import config
 from ray_cfnet.cluster.units import map_units, quiet_ray_data
 from ray_cfnet.errors import InputError
 from ray_cfnet.explain.columns import output_schema
-from ray_cfnet.tables.codec import CodeArray, Encoded, codes_of, encode
+from ray_cfnet.tables.codec import CodeArray, Encoded, codes_of, encode, probabilities_of
 from ray_cfnet.tables.fit import TableStats, check_types, fit_schema
 from ray_cfnet.tables.plan import Source, Unit, check_columns, read_unit
-from ray_cfnet.tables.schema import TableSchema, value_type
+from ray_cfnet.tables.schema import FloatArray, TableSchema, value_type
 from ray_cfnet.tables.split import SplitName, has_rows, rows_in_split
 from ray_cfnet.tables.storage import Location
 
@@ -86,25 +87,42 @@ def fit(source: Source, whole: config.Config) -> TableSchema:
 
 @dataclass
 class LabelledRows:
-    """Encoded rows that can be used, with their class indices (-1: no label) and how many could not."""
+    """Encoded rows that can be used, with their class indices (-1: no label) and how many could not.
+
+    `probabilities` of class 1 are there for a target that holds them; `labels` are then their classes.
+    """
 
     encoded: Encoded
     labels: CodeArray
     rejected: int
+    probabilities: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def take(self, index: npt.NDArray[np.int64]) -> "LabelledRows":
+        probabilities = None if self.probabilities is None else self.probabilities[index]
+        return LabelledRows(self.encoded.take(index), self.labels[index], 0, probabilities)
+
+    @property
+    def targets(self) -> CodeArray | FloatArray:
+        """What the predictor learns: probabilities where there are any, else class indices."""
+        return self.labels if self.probabilities is None else self.probabilities
 
 
 def labelled_rows(rows: pa.Table, schema: TableSchema) -> LabelledRows:
     """Encodes rows, leaving out those that must be rejected."""
     encoded, rejects = encode(rows, schema)
     good = rejects.good
+    labels, probabilities = np.full(len(rows), -1, dtype=np.int64), None
     if schema.target.name in rows.column_names:
-        labels = codes_of(rows.column(schema.target.name).combine_chunks(), schema.target.classes)
-    else:
-        labels = np.full(len(rows), -1, dtype=np.int64)
-    return LabelledRows(encoded.take(good), labels[good], int((~good).sum()))
+        column = rows.column(schema.target.name).combine_chunks()
+        if schema.target.is_probability:
+            labels, probabilities = probabilities_of(column)
+            probabilities = probabilities[good]
+        else:
+            labels = codes_of(column, schema.target.classes)
+    return LabelledRows(encoded.take(good), labels[good], int((~good).sum()), probabilities)
 
 
 def concatenated(parts: list[LabelledRows], schema: TableSchema) -> LabelledRows:
@@ -113,7 +131,10 @@ def concatenated(parts: list[LabelledRows], schema: TableSchema) -> LabelledRows
     no_codes = np.empty((0, len(schema.categorical)), dtype=np.int64)
     codes = np.concatenate([no_codes, *(part.encoded.codes for part in parts)])
     labels = np.concatenate([np.empty(0, dtype=np.int64), *(part.labels for part in parts)])
-    return LabelledRows(Encoded(values, codes), labels, sum(part.rejected for part in parts))
+    known = [part.probabilities for part in parts if part.probabilities is not None]
+    whole = schema.target.is_probability and len(known) == len(parts)
+    probabilities = np.concatenate([np.empty(0), *known]) if whole else None
+    return LabelledRows(Encoded(values, codes), labels, sum(part.rejected for part in parts), probabilities)
 
 
 @dataclass(frozen=True)
@@ -134,6 +155,8 @@ class EncodeUnit:
         values, codes = rows.encoded.values[known], rows.encoded.codes[known]
         numbers = {f"value_{i}": np.ascontiguousarray(values[:, i]) for i in range(values.shape[1])}
         numbers |= {f"code_{i}": codes[:, i].astype(np.int32) for i in range(codes.shape[1])}
+        if rows.probabilities is not None:
+            numbers["probability"] = rows.probabilities[known]
         return pa.table({**numbers, "label": rows.labels[known]})
 
 
@@ -156,4 +179,5 @@ def from_arrow(table: pa.Table, schema: TableSchema) -> LabelledRows:
         values[:, column] = table.column(f"value_{column}").to_numpy()
     for column in range(codes.shape[1]):
         codes[:, column] = table.column(f"code_{column}").to_numpy()
-    return LabelledRows(Encoded(values, codes), table.column("label").to_numpy(), 0)
+    probabilities = table.column("probability").to_numpy() if schema.target.is_probability else None
+    return LabelledRows(Encoded(values, codes), table.column("label").to_numpy(), 0, probabilities)

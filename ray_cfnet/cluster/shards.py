@@ -38,15 +38,15 @@ class MemoryShard:
     def __init__(self, rows: LabelledRows, schema: TableSchema, device: torch.device) -> None:
         self.rows = rows
         self.tensors = tensors(rows.encoded, schema, device)
-        self.labels = torch.from_numpy(rows.labels.copy()).to(device)
+        self.targets = torch.from_numpy(rows.targets.copy()).to(device)
 
     def num_batches(self, batch_rows: int) -> int | None:
         return math.ceil(len(self.rows) / batch_rows)
 
     def batches(self, batch_rows: int, generator: torch.Generator) -> Iterator[Batch]:
-        order = torch.randperm(len(self.rows), generator=generator).to(self.labels.device)
+        order = torch.randperm(len(self.rows), generator=generator).to(self.targets.device)
         for picked in order.split(batch_rows) if len(order) else ():
-            yield self.tensors.take(picked), self.labels[picked]
+            yield self.tensors.take(picked), self.targets[picked]
 
     def chunks(self) -> Iterator[LabelledRows]:
         yield self.rows
@@ -76,12 +76,11 @@ class StreamShard:
             order = torch.randperm(len(rows.rows), generator=generator)
             whole = len(order) // batch_rows * batch_rows
             for picked in order[:whole].to(self.device).split(batch_rows) if whole else ():
-                yield rows.tensors.take(picked), rows.labels[picked]
-            rest = order[whole:].numpy()
-            left = LabelledRows(rows.rows.encoded.take(rest), rows.rows.labels[rest], 0)
+                yield rows.tensors.take(picked), rows.targets[picked]
+            left = rows.rows.take(order[whole:].numpy())
         if len(left):
             rows = MemoryShard(left, self.schema, self.device)
-            yield rows.tensors, rows.labels
+            yield rows.tensors, rows.targets
 
 
 def in_memory(iterator: ray.data.DataIterator, schema: TableSchema, device: torch.device) -> MemoryShard:

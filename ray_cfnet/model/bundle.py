@@ -103,9 +103,7 @@ class Bundle:
 def make_net(schema: TableSchema, model: config.Model) -> CounterNet:
     """A freshly initialised network for a table."""
     layout = Layout(len(schema.continuous), tuple(len(f.categories) for f in schema.categorical))
-    return CounterNet(
-        layout, len(schema.target.classes), model.encoder, model.predictor, model.generator, model.dropout
-    )
+    return CounterNet(layout, len(schema.target.classes), **model.model_dump())
 
 
 def desired_index(desired: Label, schema: TableSchema) -> int | None:

@@ -3,12 +3,14 @@
 Symbols, as in the paper: x a row, z = h(x) its latent vector, p the predictor's last hidden layer,
 x' = g(p, z) the counterfactual. Shapes: B rows, C continuous columns, K categorical columns,
 D = C + sum(category sizes) the width of the encoded row.
+
+The paper's other architectures are switches of the constructor: `separate`, `pass_prediction`, `block`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -96,16 +98,29 @@ class MixedLinear(nn.Module):
         return torch.addmm(self.bias, x, self.weight)
 
 
-def _blocks(sizes: Sequence[int], dropout: float) -> nn.Sequential:
-    """Fully connected layers, each followed by LeakyReLU and dropout."""
+Block = Literal["linear", "conv"]
+
+
+def _blocks(sizes: Sequence[int], dropout: float, block: Block) -> nn.Sequential:
+    """Hidden layers, each followed by LeakyReLU and dropout: fully connected, or convolutions of three positions."""
     layers: list[nn.Module] = []
     for width_in, width_out in pairwise(sizes):
-        layers += [nn.Linear(width_in, width_out), nn.LeakyReLU(), nn.Dropout(dropout)]
+        if block == "conv":
+            layers.append(nn.Conv1d(width_in, width_out, kernel_size=3, padding=1))
+        else:
+            layers.append(nn.Linear(width_in, width_out))
+        layers += [nn.LeakyReLU(), nn.Dropout(dropout)]
     return nn.Sequential(*layers)
 
 
 class CounterNet(nn.Module):
-    """Prediction and counterfactual in one forward pass, for any number of classes from two up."""
+    """Prediction and counterfactual in one forward pass, for any number of classes from two up.
+
+    With `separate` g has an encoder of its own and sees nothing of h and f; without `pass_prediction` it
+    sees z but not p. With `block="conv"` the first layer stays a `MixedLinear`, whose outputs are the positions
+    of a signal with one channel; every later hidden layer is a 1-D convolution with as many channels as a linear
+    one has units, so z and p are (B, channels, positions). The two output layers see all channels and positions.
+    """
 
     def __init__(
         self,
@@ -115,26 +130,37 @@ class CounterNet(nn.Module):
         predictor: Sequence[int],
         generator: Sequence[int],
         dropout: float,
+        separate: bool = False,
+        pass_prediction: bool = True,
+        block: Block = "linear",
     ) -> None:
         super().__init__()
         self.layout = layout
         self.num_classes = num_classes
-        z_width, p_width = encoder[-1], predictor[-1]
+        self.pass_prediction = pass_prediction and not separate
+        # A linear layer's units are a signal's channels at a single position.
+        signal, positions = (nn.Unflatten(1, (1, -1)), encoder[0]) if block == "conv" else (nn.Identity(), 1)
+        h_widths = [1 if block == "conv" else encoder[0], *encoder[1:]]
+        z_width, p_width = h_widths[-1], predictor[-1]
         self.encoder_in = MixedLinear(layout, encoder[0])
-        self.encoder_in_activation = nn.Sequential(nn.LeakyReLU(), nn.Dropout(dropout))
-        self.encoder = _blocks(encoder, dropout)
-        self.predictor = _blocks([z_width, *predictor], dropout)
-        self.classifier = nn.Linear(p_width, num_classes)
-        self.generator = _blocks([p_width + z_width, *generator], dropout)
-        self.generator_out = nn.Linear(generator[-1], layout.width)
+        self.encoder_in_activation = nn.Sequential(nn.LeakyReLU(), nn.Dropout(dropout), signal)
+        self.encoder = _blocks(h_widths, dropout, block)
+        self.predictor = _blocks([z_width, *predictor], dropout, block)
+        self.classifier = nn.Linear(p_width * positions, num_classes)
+        self.generator = _blocks([p_width * self.pass_prediction + z_width, *generator], dropout, block)
+        self.generator_out = nn.Linear(generator[-1] * positions, layout.width)
+        self.generator_encoder: nn.Sequential | None = None
+        if separate:
+            first = [MixedLinear(layout, encoder[0]), nn.LeakyReLU(), nn.Dropout(dropout), signal]
+            self.generator_encoder = nn.Sequential(*first, *_blocks(h_widths, dropout, block))
         self._initialise()
 
     def _initialise(self) -> None:
         """He initialisation, biases zero. MixedLinear's fan-in is its number of rows."""
         for module in self.modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear | nn.Conv1d):
                 nn.init.kaiming_normal_(module.weight, a=0.01, nonlinearity="leaky_relu")
-                nn.init.zeros_(module.bias)
+                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
             elif isinstance(module, MixedLinear):
                 nn.init.kaiming_normal_(module.weight, a=0.01, mode="fan_out", nonlinearity="leaky_relu")
                 nn.init.zeros_(module.bias)
@@ -146,7 +172,12 @@ class CounterNet(nn.Module):
 
     def generator_parameters(self) -> list[nn.Parameter]:
         """Weights of g, moved by stage 2."""
-        return [*self.generator.parameters(), *self.generator_out.parameters()]
+        return [weight for part in self.generator_parts() for weight in part.parameters()]
+
+    def generator_parts(self) -> list[nn.Module]:
+        """The modules of g."""
+        own_encoder = [self.generator_encoder] if self.generator_encoder is not None else []
+        return [*own_encoder, self.generator, self.generator_out]
 
     def encode(self, rows: Rows) -> Tensor:
         """z = h(x) of hard rows."""
@@ -159,11 +190,16 @@ class CounterNet(nn.Module):
     def predict(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """(p, class probabilities) of latent vectors."""
         p = self.predictor(z)
-        return p, torch.softmax(self.classifier(p), dim=1)
+        return p, torch.softmax(self.classifier(p.flatten(1)), dim=1)
+
+    def generator_latent(self, rows: Rows, z: Tensor) -> Tensor:
+        """The z that g looks at: that of h, or of its own encoder."""
+        return z if self.generator_encoder is None else self.generator_encoder(rows)
 
     def generate(self, p: Tensor, z: Tensor) -> Tensor:
         """g's output before its last activations: (B, D)."""
-        return self.generator_out(self.generator(torch.cat([p, z], dim=1)))
+        seen = torch.cat([p, z], dim=1) if self.pass_prediction else z
+        return self.generator_out(self.generator(seen).flatten(1))
 
     def soft(self, raw: Tensor) -> Tensor:
         """The differentiable x': sigmoid for continuous columns, a softmax for each categorical block."""
@@ -184,4 +220,4 @@ class CounterNet(nn.Module):
         """(class probabilities, hard counterfactual rows)."""
         z = self.encode(rows)
         p, probabilities = self.predict(z)
-        return probabilities, self.hard(self.generate(p, z))
+        return probabilities, self.hard(self.generate(p, self.generator_latent(rows, z)))

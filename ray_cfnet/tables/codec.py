@@ -33,7 +33,7 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def take(self, index: Mask | slice) -> "Encoded":
+    def take(self, index: Mask | CodeArray | slice) -> "Encoded":
         return Encoded(self.values[index], self.codes[index])
 
 
@@ -138,6 +138,13 @@ def codes_of(column: pa.Array, labels: tuple) -> CodeArray:
     known = pa.array(labels, type=column.type)
     codes = pc.index_in(column, known, skip_nulls=True)
     return _numpy(codes.fill_null(-1) if codes.null_count else codes).astype(np.int64)
+
+
+def probabilities_of(column: pa.Array) -> tuple[CodeArray, FloatArray]:
+    """A target of probabilities as (class 0 or 1, probability of class 1); class -1 where it is not in [0, 1]."""
+    probabilities = numbers_of(column).astype(np.float64)
+    usable = (probabilities >= 0) & (probabilities <= 1) & ~_numpy(column.is_null())
+    return np.where(usable, probabilities > 0.5, -1).astype(np.int64), probabilities
 
 
 def to_unit(values: FloatArray, schema: TableSchema) -> npt.NDArray[np.float32]:

@@ -69,6 +69,8 @@ class TableStats:
             declared = table.features.get(name)
             if isinstance(declared, config.ContinuousFeature):
                 stats = _number_stats(column, declared)
+            elif declared is None and table.target_probability:
+                stats = _number_stats(column, config.ContinuousFeature(kind="continuous", bounds=(0, 1)))
             else:
                 stats = _label_stats(column)
             if stats.invalid:
@@ -151,7 +153,18 @@ def check_types(table: config.Table, columns: pa.Schema, where: str) -> None:
         if problem:
             faults.append(f"column {name} is {columns.field(name).type}: {problem}")
     target = columns.field(table.target).type
-    if not is_label_type(value_type(target)):
+    if table.target_probability:
+        if not pa.types.is_floating(value_type(target)):
+            faults.append(
+                f"target {table.target} is {target}: table.target_probability needs a float or double column; "
+                "cast it, or remove that setting if it holds classes"
+            )
+    elif pa.types.is_floating(value_type(target)):
+        faults.append(
+            f"target {table.target} is {target}: cast it to integer, boolean or string, "
+            "or set table.target_probability if it holds probabilities of class 1"
+        )
+    elif not is_label_type(value_type(target)):
         faults.append(f"target {table.target} is {target}: cast it to integer, boolean or string")
     if faults:
         raise InputError(
@@ -173,12 +186,13 @@ def fit_schema(table: config.Table, columns: pa.Schema, stats: TableStats, max_r
             fitted = _fit_categorical(name, kept, declared, seen, faults)
         if fitted is not None:
             features.append(fitted)
-    classes = stats.columns.get(table.target, ColumnStats()).counts
-    _check_invalid(
-        table.target, stats.columns.get(table.target, ColumnStats()), stats.num_rows, max_reject_fraction, faults
-    )
+    seen = stats.columns.get(table.target, ColumnStats())
+    named = f"{table.target} (probabilities, 0 to 1)" if table.target_probability else table.target
+    _check_invalid(named, seen, stats.num_rows, max_reject_fraction, faults)
+    classes = _probability_classes(seen) if table.target_probability else sorted(seen.counts)
     if len(classes) < 2:
         only = ", ".join(map(repr, classes)) or "no value"
+        only += f": {seen.lower:g} to {seen.upper:g}, cut at 0.5" if table.target_probability and classes else ""
         faults.append(f"target {table.target}: a single class in the training split ({only}); it needs two or more")
     elif len(classes) > MAX_CLASSES:
         faults.append(f"target {table.target}: more than {MAX_CLASSES} classes; it looks like a number, not a class")
@@ -188,8 +202,12 @@ def fit_schema(table: config.Table, columns: pa.Schema, stats: TableStats, max_r
             "correct the table or table.features in the configuration",
         )
     target_type = str(value_type(columns.field(table.target).type))
-    target = Target(table.target, target_type, tuple(sorted(classes)))
-    return TableSchema(tuple(features), target, tuple(table.keys))
+    return TableSchema(tuple(features), Target(table.target, target_type, tuple(classes)), tuple(table.keys))
+
+
+def _probability_classes(seen: ColumnStats) -> list[Label]:
+    """The classes that probabilities of class 1 round to; 0.5 is class 0."""
+    return [label for label, found in ((0, seen.lower <= 0.5), (1, seen.upper > 0.5)) if found]
 
 
 def _check_invalid(name: str, seen: ColumnStats, num_rows: int, allowed: float, faults: list[str]) -> None:

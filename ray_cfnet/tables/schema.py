@@ -110,6 +110,11 @@ class Target:
     arrow_type: str
     classes: tuple[Label, ...]
 
+    @property
+    def is_probability(self) -> bool:
+        """Whether the column holds the probability of class 1: the only meaning a float target can have."""
+        return self.arrow_type in ("double", *NARROW_TYPES)
+
 
 @dataclass(frozen=True)
 class TableSchema:
