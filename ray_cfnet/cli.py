@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,7 +18,7 @@ from ray_cfnet.errors import RayCfnetError
 app = typer.Typer(
     help="Predictions with counterfactual explanations for every row of a Parquet table.\n\n"
     "A first look: ray-cfnet demo. With your own table: write a YAML file (examples in conf/), check it with "
-    "ray-cfnet config, then train, evaluate and explain.\n\n"
+    "ray-cfnet config, then train, evaluate, promote and explain.\n\n"
     "Exit codes: 0 done, 1 the job failed, 2 the input or the configuration is wrong.",
     no_args_is_help=True,
     add_completion=False,
@@ -35,7 +36,15 @@ Overrides = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
-BundlePath = Annotated[str, typer.Option("--bundle", "-b", help="the directory that train printed", metavar="PATH")]
+BundlePath = Annotated[
+    str,
+    typer.Option(
+        "--bundle",
+        "-b",
+        help="the directory that train printed, or a model store (OUTPUT/_models) for its promoted bundle",
+        metavar="PATH",
+    ),
+]
 InputPath = Annotated[str | None, typer.Option("--input", "-i", help="instead of table.path", metavar="PATH")]
 OutputPath = Annotated[str | None, typer.Option("--output", "-o", help="instead of output.path", metavar="PATH")]
 
@@ -44,24 +53,26 @@ def _load(file: Path, overrides: list[str] | None, input_path: str | None = None
     paths = [("table.path", input_path), ("output.path", output)]
     # As JSON: a path such as 2026 or "a: b" must stay a string when read as YAML.
     given = [f"{key}={json.dumps(value)}" for key, value in paths if value is not None]
+    if input_path is not None:
+        given.append("table.sample=null")  # a table named by hand is never made up
     return load_config(file, [*(overrides or []), *given])
 
 
 def _progress() -> Any:
     from ray_cfnet.display import ProgressDisplay
 
-    return ProgressDisplay(Console(stderr=True))
+    return ProgressDisplay(Console(stderr=True, markup=False))
 
 
 def _finish(result: dict[str, Any], as_json: bool, show: Callable[[Console, dict[str, Any]], None]) -> None:
     if as_json:
         _print_json(result)
     else:
-        show(Console(), result)
+        show(Console(markup=False), result)
 
 
 def _print_json(result: dict[str, Any]) -> None:
-    _machine_output.write(json.dumps(result) + "\n")
+    _machine_output.write(json.dumps(result, allow_nan=False) + "\n")
     _machine_output.flush()
 
 
@@ -164,6 +175,61 @@ def evaluate(
 
 
 @app.command()
+def promote(
+    config: ConfigFile,
+    bundle: Annotated[
+        str | None, typer.Option("--bundle", "-b", help="the directory that train printed", metavar="PATH")
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option("--store", help="the model store; default: OUTPUT/_models", metavar="PATH")
+    ] = None,
+    force: Annotated[
+        str | None, typer.Option("--force", help="promote although a condition fails; recorded", metavar="REASON")
+    ] = None,
+    rollback: Annotated[bool, typer.Option("--rollback", help="go back to the bundle that was in use before")] = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take a bundle into use: explain --bundle STORE follows it from then on.
+
+    Only if its test metrics keep the limits under promotion: in the configuration, and are not worse than those of
+    the bundle in use by more than promotion.tolerance. Else every failed condition is listed and the exit code
+    is 1. A bundle outside of the store is copied into it. Every decision is recorded in STORE/_promotions.
+
+    Example: ray-cfnet promote --config conf/loans.yaml --bundle out/loans/_models/ID
+
+    And back: ray-cfnet promote --config conf/loans.yaml --rollback
+    """
+    if (bundle is None) != rollback:
+        raise typer.BadParameter("pass either --bundle PATH or --rollback")
+    if force is not None and (rollback or not force.strip()):
+        raise typer.BadParameter("--force needs a reason in words, and a --bundle")
+    loaded = _load(config, overrides)
+    from ray_cfnet.commands import run_promote
+    from ray_cfnet.display import show_promoted
+
+    result = run_promote(loaded, bundle, store, force)
+    _finish(result, as_json, show_promoted)
+    if result["decision"] == "refused":
+        raise typer.Exit(1)
+
+
+@app.command()
+def models(
+    store: Annotated[str, typer.Argument(help="the model store, e.g. OUTPUT/_models", metavar="STORE")],
+    as_json: AsJson = False,
+) -> None:
+    """List the bundles of a model store with their test metrics, and which one is in use.
+
+    Example: ray-cfnet models out/loans/_models
+    """
+    from ray_cfnet.commands import run_models
+    from ray_cfnet.display import show_models
+
+    _finish(run_models(store), as_json, show_models)
+
+
+@app.command()
 def demo(
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="another table than the synthetic loans", metavar="FILE")
@@ -246,11 +312,16 @@ def main(arguments: list[str] | None = None) -> None:
         _reserve_standard_output()
     try:
         app(arguments)
-    except RayCfnetError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except Exception as error:
+        # The last door: whatever it is, a machine gets its JSON object and a person one line, not a trace.
+        if os.environ.get("RAY_CFNET_DEBUG"):
+            traceback.print_exc()
+        ours = isinstance(error, RayCfnetError)
+        message = str(error) if ours else f"{type(error).__name__}: {error} (RAY_CFNET_DEBUG=1 shows where)"
+        print(f"error: {message}", file=sys.stderr)
         if as_json:
-            _print_json({"error": {"kind": type(error).__name__, "message": str(error)}})
-        sys.exit(error.exit_code)
+            _print_json({"error": {"kind": type(error).__name__, "message": message}})
+        sys.exit(error.exit_code if isinstance(error, RayCfnetError) else 1)
 
 
 def _reserve_standard_output() -> None:

@@ -14,7 +14,8 @@ from ray_cfnet.cluster.train import train
 from ray_cfnet.config import Config
 from ray_cfnet.explain.reasons import sentence
 from ray_cfnet.model.bundle import Bundle
-from ray_cfnet.tables.plan import Source, open_source
+from ray_cfnet.model.store import MODELS, list_models, promote, resolve_bundle, roll_back
+from ray_cfnet.tables.plan import open_source
 from ray_cfnet.tables.samples import make_sample
 from ray_cfnet.tables.split import SplitName
 from ray_cfnet.tables.storage import Location
@@ -30,15 +31,10 @@ def shipped_conf(name: str) -> Path:
     return inside if inside.exists() else here.parent / "conf" / name
 
 
-def _open(config: Config, partition: str | None = None) -> Source:
+def run_train(config: Config, on_epoch: OnEpoch) -> dict[str, Any]:
+    """Trains and saves a bundle: bundle, model_id, epochs, metrics. Makes the table first if it is a sample."""
     make_sample(config.table)
     source = open_source(config.table.path)
-    return source.within(partition) if partition else source
-
-
-def run_train(config: Config, on_epoch: OnEpoch) -> dict[str, Any]:
-    """Trains and saves a bundle: bundle, model_id, epochs, metrics."""
-    source = _open(config)
     with ray_session(min_cpus=config.cluster.num_workers + 1):
         trained = train(source, config, on_epoch)
     return {
@@ -52,36 +48,49 @@ def run_train(config: Config, on_epoch: OnEpoch) -> dict[str, Any]:
 
 def run_explain(config: Config, bundle: str, partition: str | None, on_unit: OnUnit) -> dict[str, Any]:
     """Explains a table, or one partition of it: run_id, model_id, row counts, seconds, output."""
-    source = _open(config, partition)
+    source = open_source(config.table.path)
+    if partition is not None:
+        source = source.within(partition)
+    place = resolve_bundle(Location.of(bundle))  # once: a promotion meanwhile does not touch this run
     with ray_session():
-        manifest = explain(source, Location.of(bundle), config, on_unit)
+        manifest = explain(source, place, config, on_unit)
     names = ("run_id", "model_id", "rows_in", "rows_out", "rows_rejected", "rejects", "row_status")
     return {name: manifest[name] for name in (*names, "seconds", "rows_per_s", "output")}
 
 
 def run_evaluate(config: Config, bundle: str, split: SplitName | None) -> dict[str, Any]:
     """Measures a bundle on a split: rows, accuracy, cf and fcf metrics."""
-    source = _open(config)
-    loaded = Bundle.load(Location.of(bundle))
+    source = open_source(config.table.path)
+    loaded = Bundle.load(resolve_bundle(Location.of(bundle)))
     with ray_session():
         return {"model_id": loaded.id, **evaluate(source, loaded, config, split)}
 
 
+def run_promote(config: Config, bundle: str | None, store: str | None, force: str | None) -> dict[str, Any]:
+    """Promotes a bundle, or rolls back where none is given: the history's new record, and the store."""
+    place = Location.of(store) if store else Location.of(config.output.path) / MODELS
+    record = promote(Location.of(bundle), place, config, force) if bundle else roll_back(place)
+    return {"store": str(place), **record.model_dump(mode="json")}
+
+
+def run_models(store: str) -> dict[str, Any]:
+    """The bundles of a store with their metrics, the current one, and the history."""
+    return list_models(Location.of(store))
+
+
 def run_demo(config: Config, on_epoch: OnEpoch, on_unit: OnUnit) -> dict[str, Any]:
     """Train, explain and evaluate in one Ray session, and one explained row in words."""
-    source = _open(config)
     with ray_session(min_cpus=config.cluster.num_workers + 1):
         trained = run_train(config, on_epoch)
         explained = run_explain(config, trained["bundle"], None, on_unit)
         evaluated = run_evaluate(config, trained["bundle"], "test")
-    files = sorted(Path(explained["output"]).glob("**/part-*.parquet"))
+    source = open_source(config.table.path)
     return {
         "table": str(source.root),
         "partitions": len(source.partitions),
         "train": trained,
         "explain": explained,
         "evaluate": evaluated,
-        "files": len(files),
         "example": example_sentence(explained["output"], trained["bundle"]),
     }
 
@@ -89,8 +98,9 @@ def run_demo(config: Config, on_epoch: OnEpoch, on_unit: OnUnit) -> dict[str, An
 def example_sentence(output: str, bundle: str) -> str:
     """The explained row with the fewest changes among the first rows of the newest partition, in words."""
     loaded = Bundle.load(Location.of(bundle))
-    newest = open_source(output).files[-1]
-    with pq.ParquetFile(f"{output}/{newest.found.path}") as file:
+    explained = open_source(output)
+    newest = explained.root / explained.files[-1].found.path
+    with pq.ParquetFile(newest.path, filesystem=newest.fs) as file:
         rows = next(file.iter_batches(10_000)).to_pylist()
     told = [row for row in rows if row["row_status"] == "ok"] or rows
     row = min(told, key=lambda row: (row["fcf_num_changed"] or 0, row["fcf_distance"] or 0))

@@ -114,7 +114,7 @@ class Sample(_Section):
 
     name: Literal["loans", "cancer"]
     rows: int = Field(default=40_000, ge=100, description="for loans; cancer always has its 569 rows")
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**31)
 
 
 class Table(_Section):
@@ -144,7 +144,7 @@ class Split(_Section):
     train: Fraction = 0.7
     validation: Fraction = 0.1
     test: Fraction = 0.2
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**31)
 
     @classmethod
     def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -165,6 +165,17 @@ class Model(_Section):
     )
     pass_prediction: bool = Field(default=True, description="false: ablation NoPass-p_x, g sees z alone")
     block: Literal["linear", "conv"] = Field(default="linear", description="conv: ablation Conv")
+
+
+class Selection(_Section):
+    """The best epoch has the largest validity * v + accuracy * a - proximity * p on the validation split.
+
+    v is the validity of the worse of cf and fcf, up to 0.998.
+    """
+
+    validity: float = Field(default=10.0, ge=0)
+    accuracy: float = Field(default=2.0, ge=0)
+    proximity: float = Field(default=1.0, ge=0)
 
 
 class Training(_Section):
@@ -194,12 +205,22 @@ class Training(_Section):
         description="single: one step on all three losses (SingleBP); posthoc: h and f first, then g (Posthoc)",
     )
     freeze: bool = Field(default=True, description="false: stage 2 moves h and f too, ablation NoFreeze")
-    seed: int = 0
+    selection: Selection = Selection()
+    patience: int | None = Field(
+        default=None, ge=1, description="stop when the best epoch is this many epochs old; null: never"
+    )
+    ingest: Literal["auto", "memory", "stream"] = Field(
+        default="auto", description="keep encoded rows in the workers' memory, or stream them every epoch"
+    )
+    max_failures: int = Field(default=3, ge=0, description="lost workers or nodes to survive before giving up")
+    seed: int = Field(default=0, ge=0, lt=2**31)
 
     @classmethod
     def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if data.get("update") == "posthoc" and data.get("freeze") is False:
             yield "freeze", "false contradicts update: posthoc, which explains a finished predictor; remove one"
+        if data.get("update") == "posthoc" and data.get("patience") is not None:
+            yield "patience", "would end update: posthoc before its generator is trained; remove one"
 
 
 class Cluster(_Section):
@@ -225,6 +246,25 @@ class Output(_Section):
     path: str = "out/"
 
 
+class Tolerance(_Section):
+    """How much worse than the current bundle's a figure may be; null: not compared."""
+
+    accuracy: float | None = Field(default=0.005, ge=0)
+    validity: float | None = Field(default=0.002, ge=0, description="of cf and of fcf")
+    proximity: float | None = Field(default=0.01, ge=0, description="of cf and of fcf")
+
+
+class Promotion(_Section):
+    """What a bundle's test metrics must be for `ray-cfnet promote` to take it into use; null: no limit."""
+
+    min_accuracy: float | None = Field(default=None, ge=0, le=1)
+    min_validity: float | None = Field(default=None, ge=0, le=1, description="of the generated cf")
+    min_fcf_validity: float | None = Field(default=None, ge=0, le=1, description="of the feasible fcf")
+    max_proximity: float | None = Field(default=None, ge=0, description="of the generated cf")
+    max_violations: int | None = Field(default=0, ge=0, description="fcf rows that break a declared rule")
+    tolerance: Tolerance = Tolerance()
+
+
 class Config(_Section):
     """Everything one run needs to know."""
 
@@ -235,3 +275,4 @@ class Config(_Section):
     cluster: Cluster = Cluster()
     explain: Explain = Explain()
     output: Output = Output()
+    promotion: Promotion = Promotion()

@@ -1,6 +1,7 @@
 """From a YAML file and `--set` overrides to a checked `Config`, or one error that lists every fault."""
 
 import difflib
+from datetime import date
 from pathlib import Path
 from typing import Any, get_args
 
@@ -53,7 +54,7 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
         loader = _UniqueKeyLoader(text)
         node = loader.get_single_node()
         data = loader.construct_document(node) if node is not None else {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: something like a date that is none
         raise ConfigError(source, [f"not valid YAML: {_yaml_problem(error)}"]) from None
     if not isinstance(data, dict):
         raise ConfigError(source, ["must be a mapping with the sections table, split, model, ..."])
@@ -64,7 +65,7 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
         raise ConfigError(source, _fault_lines(error.errors(), data, node, overridden)) from None
 
 
-def _yaml_problem(error: yaml.YAMLError) -> str:
+def _yaml_problem(error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error)
     return f"line {mark.line + 1}: {problem}" if mark else problem
@@ -92,7 +93,7 @@ def _override(source: str, data: dict[str, Any], overrides: list[str]) -> list[_
             try:
                 section[keys[-1]] = yaml.safe_load(value)
                 changed.append(tuple(keys))
-            except yaml.YAMLError as error:
+            except (yaml.YAMLError, ValueError) as error:
                 faults.append(f"--set {override}: {_yaml_problem(error)}")
     if faults:
         raise ConfigError(source, faults)
@@ -111,10 +112,10 @@ def _fault_lines(
         # A value that fits none of several types is one fault: it may be this or that.
         said = " or ".join(dict.fromkeys(_message(fault, loc, data) for fault in here))
         value = here[0].get("input")
-        if here[0]["type"] not in _SELF_EXPLAINING and isinstance(value, str | int | float | bool | None):
+        if here[0]["type"] not in _SELF_EXPLAINING and isinstance(value, str | int | float | bool | date | None):
             said += f", got {value!r}"
         line = _line_of(loc, node)
-        if any(loc[: len(path)] == path for path in overridden):
+        if any(loc[: len(path)] == path or path[: len(loc)] == loc for path in overridden):
             said += " (from --set)"
         elif line:
             said += f" (line {line})"

@@ -22,7 +22,10 @@ class ProgressDisplay:
         self.first_done = 0
 
     def epoch(self, metrics: dict[str, Any], num_epochs: int) -> None:
-        """One finished epoch of training."""
+        """One finished epoch of training, or the news that a run goes on."""
+        if "resumed_after" in metrics:
+            self.say(f"going on after epoch {metrics['resumed_after']} of an earlier run")
+            return
         said = (
             f"L1 {metrics['loss_pred']:.3f}  L2 {metrics['loss_valid']:.3f}  L3 {metrics['loss_prox']:.3f}  "
             f"accuracy {metrics['accuracy']:.3f}  validity {metrics['validity']:.3f}  "
@@ -47,11 +50,11 @@ class ProgressDisplay:
         if self.console.is_terminal:
             if self.bar is None:
                 self.bar = Progress(
-                    TextColumn("{task.description}"),
+                    TextColumn("{task.description}", markup=False),
                     BarColumn(bar_width=20),
                     MofNCompleteColumn(),
                     TimeRemainingColumn(),
-                    TextColumn("{task.fields[said]}"),
+                    TextColumn("{task.fields[said]}", markup=False),
                     console=self.console,
                 )
                 self.task = self.bar.add_task(what, total=total, said="")
@@ -108,6 +111,41 @@ def show_explained(console: Console, result: dict[str, Any]) -> None:
     for reason, count in result["rejects"].items():
         console.print(f"rejected, {reason}: {count:,} rows, in {result['output']}/_rejects", highlight=False)
     console.print(f"output: {result['output']}  (run {result['run_id']}, model {result['model_id']})", soft_wrap=True)
+
+
+def show_promoted(console: Console, result: dict[str, Any]) -> None:
+    said = {
+        "promoted": f"promoted {result['to_id']}",
+        "forced": f"promoted {result['to_id']} by force: {result['reason']}",
+        "refused": f"refused {result['to_id']}; in use stays {result['from_id'] or 'none'}",
+        "rolled_back": f"back to {result['to_id']}, from {result['from_id']}",
+    }
+    lines = [said[result["decision"]], *(f"  {failure['message']}" for failure in result["failures"])]
+    lines.append(f"store: {result['store']} (record {result['sequence']})")
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def show_models(console: Console, result: dict[str, Any]) -> None:
+    current = result["current"]
+    names = ("accuracy", "validity", "proximity", "fcf_validity", "fcf_proximity", "violations")
+    table = Table()
+    table.add_column("bundle", no_wrap=True)
+    table.add_column("")
+    for name in names:
+        table.add_column(name.replace("_", " "), justify="right")
+    problems = [f"CURRENT: {result['problem']}"] if result["problem"] else []
+    for model in result["models"]:
+        figures = model["metrics"] or {}
+        cells = [_number(figures.get(name)) for name in names[:-1]]
+        violations = figures.get("violations")
+        cells.append("-" if violations is None else f"{violations:g}")
+        table.add_row(model["id"], "CURRENT" if model["current"] else "", *cells)
+        problems += [model["problem"]] if model["problem"] else []
+    console.print(table)
+    since = f"{current['id']}, since {current['promoted_at']}" if current else "none; ray-cfnet promote takes one"
+    for line in (f"in use: {since}", *(f"damaged: {problem}" for problem in problems)):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def show_demo(console: Console, result: dict[str, Any]) -> None:

@@ -3,6 +3,8 @@
 Every error keeps its message in `args`, so it crosses process borders whole.
 """
 
+import re
+
 
 class RayCfnetError(Exception):
     """The parent of all errors a person is meant to read. `exit_code` is what the command line returns."""
@@ -45,3 +47,10 @@ class BundleError(InputError):
 
 class JobError(RayCfnetError):
     """The job started and failed. What was finished stays finished."""
+
+
+def last_line(error: BaseException) -> str:
+    """What an error says at its end. Ray puts a whole trace, with colours, into its messages."""
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()
+    causes = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (causes or lines or [type(error).__name__])[0].strip()

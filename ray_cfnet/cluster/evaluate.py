@@ -13,7 +13,7 @@ from ray_cfnet.cluster.units import map_units
 from ray_cfnet.errors import InputError
 from ray_cfnet.explain.evaluation import evaluated
 from ray_cfnet.explain.explainer import Explainer
-from ray_cfnet.model.bundle import Bundle, desired_index
+from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.model.metrics import EvaluationSums, Manifold
 from ray_cfnet.tables.plan import Source, Unit, check_columns
 from ray_cfnet.tables.schema import TableSchema
@@ -72,22 +72,23 @@ def evaluate(source: Source, bundle: Bundle, whole: config.Config, split: SplitN
     Raises InputError when the columns do not fit the bundle or the split is empty.
     """
     schema = bundle.schema
-    check_columns(source, {feature.name: feature.arrow_type for feature in schema.features})
-    columns = [*schema.feature_names]
+    needed = {feature.name: feature.arrow_type for feature in schema.features}
     if schema.target.name in source.schema.names:
-        columns.append(schema.target.name)
+        needed[schema.target.name] = schema.target.arrow_type
+    check_columns(source, needed)
+    columns = list(needed)
     units = source.units(whole.explain.unit_rows)
     actors = whole.cluster.num_actors
 
-    every = max(1, round(source.num_rows * whole.split.train / MANIFOLD_REFERENCE_ROWS))
-    reference_unit = ReferenceUnit(SplitReader.of(source, whole, "train"), schema, every)
+    every = max(1, round(source.num_rows * bundle.settings.split.train / MANIFOLD_REFERENCE_ROWS))
+    reference_unit = ReferenceUnit(SplitReader.of(source, whole.table, bundle.settings.split, "train"), schema, every)
     reference = concatenated(list(map_units(units, reference_unit, actors)), schema)
     evaluate_unit = EvaluateUnit(
-        SplitReader.of(source, whole, split),
+        SplitReader.of(source, whole.table, bundle.settings.split, split),
         columns,
         ray.put(bundle),
         ray.put(reference.encoded) if len(reference) else None,
-        desired_index(whole.explain.desired, schema),
+        bundle.desired_for(whole.explain.desired),
         max(1, MANIFOLD_ROWS // len(units)),
     )
     sums = EvaluationSums()

@@ -4,17 +4,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import ray.data
 
 from ray_cfnet import config
 from ray_cfnet.cluster.units import map_units, quiet_ray_data
 from ray_cfnet.errors import InputError
+from ray_cfnet.explain.columns import output_schema
 from ray_cfnet.tables.codec import CodeArray, Encoded, codes_of, encode, probabilities_of
 from ray_cfnet.tables.fit import TableStats, check_types, fit_schema
 from ray_cfnet.tables.plan import Source, Unit, check_columns, read_unit
-from ray_cfnet.tables.schema import FloatArray, TableSchema
-from ray_cfnet.tables.split import SplitName, rows_in_split
+from ray_cfnet.tables.schema import FloatArray, TableSchema, value_type
+from ray_cfnet.tables.split import SplitName, has_rows, rows_in_split
 from ray_cfnet.tables.storage import Location
 
 READ_ROWS = 131_072
@@ -31,8 +33,8 @@ class SplitReader:
     name: SplitName | None
 
     @classmethod
-    def of(cls, source: Source, whole: config.Config, name: SplitName | None) -> "SplitReader":
-        return cls(source.root, whole.table, whole.split, source.num_rows, name)
+    def of(cls, source: Source, table: config.Table, split: config.Split, name: SplitName | None) -> "SplitReader":
+        return cls(source.root, table, split, source.num_rows, name)
 
     def read(self, unit: Unit, columns: list[str]) -> Iterator[tuple[str, pa.Table]]:
         """(file, rows) batch by batch."""
@@ -65,18 +67,22 @@ def fit(source: Source, whole: config.Config) -> TableSchema:
     """Checks the columns and fits the schema on the training split in one distributed pass."""
     table = whole.table
     check_columns(source, dict.fromkeys([*table.features, table.target, *table.keys]))
-    for file in source.files:
-        check_types(table, file.schema, str(source.root / file.found.path))
+    check_types(table, source.schema, str(source.root / source.files[0].found.path))
+    trained = [*table.features, table.target]
+    check_columns(source, {name: str(value_type(source.schema.field(name).type)) for name in trained})
+    for name in ("train", "validation", "test"):
+        if not has_rows(name, whole.split, source.num_rows):
+            raise InputError(
+                f"{table.path}: no row in the {name} split ({source.num_rows} rows in all)",
+                f"give more rows, or a larger split.{name}",
+            )
     stats = TableStats()
-    reader = SplitReader.of(source, whole, "train")
+    reader = SplitReader.of(source, table, whole.split, "train")
     for part in map_units(source.units(whole.explain.unit_rows), FitUnit(reader), whole.cluster.num_actors):
         stats.merge(part)
-    if stats.num_rows == 0:
-        raise InputError(
-            f"{table.path}: no row in the training split ({source.num_rows} rows in all)",
-            "give more rows, or a larger split.train",
-        )
-    return fit_schema(table, source.schema, stats, whole.training.max_reject_fraction)
+    schema = fit_schema(table, source.schema, stats, whole.training.max_reject_fraction)
+    output_schema(schema, source.schema)  # names that explain could not write must not cost a training run
+    return schema
 
 
 @dataclass
@@ -93,6 +99,10 @@ class LabelledRows:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def take(self, index: npt.NDArray[np.int64]) -> "LabelledRows":
+        probabilities = None if self.probabilities is None else self.probabilities[index]
+        return LabelledRows(self.encoded.take(index), self.labels[index], 0, probabilities)
 
     @property
     def targets(self) -> CodeArray | FloatArray:
@@ -151,14 +161,14 @@ class EncodeUnit:
 
 
 def encoded_dataset(source: Source, whole: config.Config, schema: TableSchema, name: SplitName) -> ray.data.Dataset:
-    """The encoded rows of a split, in the table's order, held in Ray's object store."""
+    """The encoded rows of a split, in the table's order; nothing is read before they are asked for."""
     quiet_ray_data()
     units = source.units(whole.explain.unit_rows)
-    encode_unit = EncodeUnit(SplitReader.of(source, whole, name), schema, units)
+    encode_unit = EncodeUnit(SplitReader.of(source, whole.table, whole.split, name), schema, units)
     numbers = ray.data.from_items(list(range(len(units))), override_num_blocks=len(units))
     dataset = numbers.map_batches(encode_unit, batch_size=1, num_cpus=1)  # type: ignore[arg-type]
     dataset.context.execution_options.preserve_order = True  # the same rows for the same worker, run after run
-    return dataset.materialize()
+    return dataset
 
 
 def from_arrow(table: pa.Table, schema: TableSchema) -> LabelledRows:

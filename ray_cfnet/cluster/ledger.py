@@ -8,6 +8,7 @@ OUTPUT/_runs/<run_id>/staging/                   files of partitions that are no
 
 import hashlib
 import json
+import re
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from ray_cfnet.tables.plan import Source, Unit
 from ray_cfnet.tables.storage import Location
 
 MANIFEST_VERSION = 1
+_PART = re.compile(r"part-\d{5,}-[0-9a-f]{16}\.parquet")
 REJECTS = "_rejects"
 
 
@@ -95,7 +97,8 @@ class RunFiles:
             _join(place, found.path)
             for place in (partition, _join(REJECTS, partition))
             for found in (self.output / place).files()
-            if "/" not in found.path and _join(place, found.path) not in files
+            # Only what a run wrote: other files in the directory are somebody's.
+            if _PART.fullmatch(found.path) and _join(place, found.path) not in files
         ]
         for file in files:
             (self.staging / file).move_to(self.output / file)

@@ -1,84 +1,133 @@
 """What each Ray Train worker does: its shard, the epochs, validation over all workers, a checkpoint each."""
 
-import json
 import math
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import ray.train
 import ray.train.torch
-import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ray_cfnet.cluster.ingest import LabelledRows, concatenated, from_arrow
+from ray_cfnet.cluster.checkpoint import load_state, save_state
+from ray_cfnet.cluster.shards import Shard, StreamShard, in_memory
 from ray_cfnet.explain.evaluation import evaluated
-from ray_cfnet.explain.explainer import Explainer, tensors
+from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.model.bundle import Bundle, Settings, desired_index, make_net
-from ray_cfnet.model.metrics import selection_score
-from ray_cfnet.model.net import CounterNet
+from ray_cfnet.model.metrics import EvaluationSums, selection_score
 from ray_cfnet.model.rules import SoftRules
 from ray_cfnet.model.step import TwoStageUpdate, alone
 from ray_cfnet.tables.schema import TableSchema
 
-WEIGHTS_FILE = "model.safetensors"
-
 
 def train_worker(arguments: dict[str, Any]) -> None:
-    """Runs in every worker process. `arguments`: schema (JSON), settings (JSON), board (progress)."""
+    """Runs in every worker process, from the last checkpoint if there is one.
+
+    `arguments`: schema and settings (JSON), stream (bool), planned_steps (of an epoch), board (progress).
+    """
     schema = TableSchema.from_json(arguments["schema"])
     settings = Settings.model_validate_json(arguments["settings"])
-    device = ray.train.torch.get_device()
+    training = settings.training
+    context, device = ray.train.get_context(), ray.train.torch.get_device()
+    rank, num_workers = context.get_world_rank(), context.get_world_size()
     torch.set_num_threads(1)  # layers this small lose more to a second thread than they gain
-    rank, num_workers = ray.train.get_context().get_world_rank(), ray.train.get_context().get_world_size()
 
-    torch.manual_seed(settings.training.seed)  # equal weights everywhere
+    torch.manual_seed(training.seed)  # equal weights everywhere
     net = make_net(schema, settings.model).to(device)
-    torch.manual_seed(settings.training.seed * 1_000_003 + rank)  # but a dropout of its own in each worker
     desired = desired_index(settings.desired, schema)
     rules = SoftRules(schema, net.layout).to(device)
-    update = TwoStageUpdate(net, settings.training, rules, desired, average_gradients if num_workers > 1 else alone)
+    update = TwoStageUpdate(net, training, rules, desired, average_gradients if num_workers > 1 else alone)
+    history = _resume(update)
+    if history and rank == 0:
+        arguments["board"].put.remote({"resumed_after": len(history)})
 
-    training = _shard("train", schema)
-    validation = _shard("validation", schema)
-    rows, labels = tensors(training.encoded, schema, device), torch.from_numpy(training.targets.copy()).to(device)
-    batch_rows = math.ceil(settings.training.batch_size / num_workers)
-    num_steps = int(_over_workers(torch.tensor([math.ceil(len(training) / batch_rows)]), dist.ReduceOp.MAX)[0])
+    shards: dict[str, Shard] = {}
+    for name in ("train", "validation"):
+        iterator = ray.train.get_dataset_shard(name)
+        make_shard = StreamShard if arguments["stream"] else in_memory
+        shards[name] = make_shard(iterator, schema, device)
+    explainer = Explainer(Bundle(net, schema, settings, {}), desired)
 
-    for epoch in range(1, settings.training.epochs + 1):
+    while len(history) < training.epochs and not (stops_early(history, training.patience) or diverged(history)):
+        epoch = len(history) + 1
         started = time.perf_counter()
-        order = torch.randperm(len(training), generator=_epoch_generator(settings.training.seed, epoch, rank)).to(
-            device
-        )
-        sums = torch.zeros(4, dtype=torch.float64)
-        for step in range(num_steps):
-            # A worker that has run out of rows goes on with empty batches: the others wait for it in `sync`.
-            picked = order[step * batch_rows : (step + 1) * batch_rows]
-            update.set_progress((epoch - 1 + step / num_steps) / settings.training.epochs)
-            losses = update(rows.take(picked), labels[picked])
-            sums += torch.stack([losses.num_rows, losses.prediction, losses.validity, losses.proximity]).cpu().double()
-        num_rows, prediction, validity, proximity = _over_workers(sums, dist.ReduceOp.SUM).tolist()
-        seconds = time.perf_counter() - started
-        summary = _validate(net, schema, settings, desired, validation)
+        # Weights, data and these seeds are all that an epoch depends on: a resumed run repeats it exactly.
+        torch.manual_seed(_mixed(training.seed, epoch, rank, 1))
+        order = torch.Generator().manual_seed(_mixed(training.seed, epoch, rank, 2))
+        losses = _train_epoch(update, shards["train"], order, epoch, num_workers, arguments["planned_steps"])
+        trained = time.perf_counter()
+        summary = _validate(explainer, shards["validation"])
         metrics = {
             "epoch": epoch,
-            "loss_pred": prediction / num_rows,
-            "loss_valid": validity / num_rows,
-            "loss_prox": proximity / num_rows,
+            **losses,
             "accuracy": summary["accuracy"],
             "validity": summary["cf"]["validity"],
             "fcf_validity": summary["fcf"]["validity"],
             "proximity": summary["cf"]["proximity"],
-            "rows_per_s": num_rows / seconds,
-            "score": selection_score(summary),
+            "score": selection_score(summary, training.selection),
+            "rows_per_s": losses["num_rows"] / (trained - started),
+            "seconds_training": trained - started,
+            "seconds_validation": time.perf_counter() - trained,
         }
-        _report(metrics, net, rank)
+        history.append(metrics)
         if rank == 0:
             arguments["board"].put.remote(metrics)
+        _report(metrics, update, history, rank)
+
+
+def _resume(update: TwoStageUpdate) -> list[dict[str, Any]]:
+    checkpoint = ray.train.get_checkpoint()
+    if checkpoint is None:
+        return []
+    with checkpoint.as_directory() as directory:
+        return load_state(directory, update)
+
+
+def stops_early(history: list[dict[str, Any]], patience: int | None) -> bool:
+    """Whether the best score is `patience` epochs old. The same everywhere: scores are over all workers."""
+    if patience is None or not history:
+        return False
+    best = max(range(len(history)), key=lambda index: history[index]["score"])
+    return len(history) - 1 - best >= patience
+
+
+def diverged(history: list[dict[str, Any]]) -> bool:
+    """Whether the last epoch has a loss that is no number any more."""
+    return bool(history) and not all(
+        math.isfinite(history[-1][name]) for name in ("loss_pred", "loss_valid", "loss_prox", "score")
+    )
+
+
+def _train_epoch(
+    update: TwoStageUpdate, shard: Shard, order: torch.Generator, epoch: int, num_workers: int, planned_steps: int
+) -> dict[str, float]:
+    """One pass over the rows of all workers; mean losses."""
+    epochs, device = update.settings.epochs, ray.train.torch.get_device()
+    batch_rows = math.ceil(update.settings.batch_size / num_workers)
+    known = shard.num_batches(batch_rows)
+    num_steps = None if known is None else int(_over_workers(torch.tensor([known]), dist.ReduceOp.MAX)[0])
+    nothing = (update.net.layout.no_rows(device), torch.empty(0, dtype=torch.int64, device=device))
+    batches = shard.batches(batch_rows, order)
+    sums = torch.zeros(4, dtype=torch.float64)
+    step = 0
+    while num_steps is None or step < num_steps:
+        # A worker that has run out of rows goes on with empty batches: the others wait for it in `sync`.
+        rows, labels = next(batches, nothing)
+        if num_steps is None and not _over_workers(torch.tensor([len(rows)]), dist.ReduceOp.SUM)[0]:
+            break
+        update.set_progress((epoch - 1 + min(step / planned_steps, 1.0)) / epochs)
+        losses = update(rows, labels)
+        sums += torch.stack([losses.num_rows, losses.prediction, losses.validity, losses.proximity]).cpu().double()
+        step += 1
+    num_rows, prediction, validity, proximity = _over_workers(sums, dist.ReduceOp.SUM).tolist()
+    return {
+        "num_rows": int(num_rows),
+        "loss_pred": prediction / num_rows,
+        "loss_valid": validity / num_rows,
+        "loss_prox": proximity / num_rows,
+    }
 
 
 def average_gradients(gradients: list[Tensor], num_rows: int) -> None:
@@ -99,36 +148,28 @@ def _over_workers(values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
     return values.cpu()
 
 
-def _shard(name: str, schema: TableSchema) -> LabelledRows:
-    """This worker's rows, in memory."""
-    batches = ray.train.get_dataset_shard(name).iter_batches(batch_size=None, batch_format="pyarrow")
-    return concatenated(
-        [from_arrow(batch, schema) for batch in batches if isinstance(batch, pa.Table) and len(batch)], schema
-    )
+def _mixed(*numbers: int) -> int:
+    """One seed of several numbers."""
+    seed = 0
+    for number in numbers:
+        seed = (seed * 1_000_003 + number) % 2**63
+    return seed
 
 
-def _epoch_generator(seed: int, epoch: int, rank: int) -> torch.Generator:
-    """The order of an epoch depends on nothing that happened before it."""
-    return torch.Generator().manual_seed((seed * 1_000_003 + epoch) * 1_000_003 + rank)
-
-
-def _validate(
-    net: CounterNet, schema: TableSchema, settings: Settings, desired: int | None, rows: LabelledRows
-) -> dict[str, Any]:
+def _validate(explainer: Explainer, shard: Shard) -> dict[str, Any]:
     """Metrics over the validation rows of all workers, on the values that would be written."""
-    explainer = Explainer(Bundle(net, schema, settings, {}), desired)
-    sums = evaluated(explainer, rows.encoded, rows.labels)
+    sums = EvaluationSums()
+    for rows in shard.chunks():
+        sums.merge(evaluated(explainer, rows.encoded, rows.labels))
     numbers = torch.tensor(sums.numbers(), dtype=torch.float64)
     sums.set_numbers(_over_workers(numbers, dist.ReduceOp.SUM).tolist())
     return sums.summary()
 
 
-def _report(metrics: dict[str, Any], net: CounterNet, rank: int) -> None:
+def _report(metrics: dict[str, Any], update: TwoStageUpdate, history: list[dict[str, Any]], rank: int) -> None:
     if rank > 0:
         ray.train.report(metrics)
         return
     with tempfile.TemporaryDirectory() as directory:
-        weights = {name: weight.detach().cpu() for name, weight in net.state_dict().items()}
-        safetensors.torch.save_file(weights, str(Path(directory) / WEIGHTS_FILE))
-        Path(directory, "state.json").write_text(json.dumps(metrics))
+        save_state(directory, update, history)
         ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(directory))

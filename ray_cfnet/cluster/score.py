@@ -20,10 +20,10 @@ from ray_cfnet import config
 from ray_cfnet.cluster.ingest import READ_ROWS
 from ray_cfnet.cluster.ledger import MANIFEST_VERSION, RunFiles, UnitRecord, run_id, totals, unit_entries
 from ray_cfnet.cluster.units import map_units
-from ray_cfnet.errors import BundleError
+from ray_cfnet.errors import InputError
 from ray_cfnet.explain.columns import ROW_STATUS, file_schema, output_schema, rejects_schema
 from ray_cfnet.explain.explainer import Explainer
-from ray_cfnet.model.bundle import Bundle, desired_index
+from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.tables.plan import Source, Unit, check_columns, check_same_columns, read_unit
 from ray_cfnet.tables.storage import Location
 
@@ -107,11 +107,16 @@ def explain(
     started = time.perf_counter()
     bundle = Bundle.load(bundle_place)
     schema = bundle.schema
-    desired = _desired(bundle, whole)
+    desired = bundle.desired_for(whole.explain.desired)
     check_columns(source, {**{f.name: f.arrow_type for f in schema.features}, **dict.fromkeys(schema.keys)})
     check_same_columns(source)
     written = output_schema(schema, source.schema)
     output = Location.of(whole.output.path)
+    if output.overlaps(source.root):
+        raise InputError(
+            f"{output}: the output would lie among the input's files in {source.root}",
+            "choose an --output (output.path) that is neither below nor above the input",
+        )
     run = RunFiles(output, run_id(source, bundle.id, whole.explain.model_dump(mode="json"), written))
     units = source.units(whole.explain.unit_rows)
     waiting: dict[str, list[Unit]] = defaultdict(list)
@@ -120,6 +125,9 @@ def explain(
     done: dict[str, list[UnitRecord]] = defaultdict(list)
     run.staging.delete()  # of an attempt that was killed
     worker = ExplainUnit(source.root, source.schema, bundle_place, desired, run)
+    for partition in source.partitions:
+        if not waiting[partition]:  # its rows are gone, and so must be what an earlier run said about them
+            run.commit(partition, [], [])
     for record in map_units(units, worker, whole.cluster.num_actors):
         done[record.partition].append(record)
         if len(done[record.partition]) == len(waiting[record.partition]):
@@ -128,17 +136,6 @@ def explain(
     manifest = _manifest(source, bundle, run, done, time.perf_counter() - started)
     run.write_manifest(manifest)
     return manifest
-
-
-def _desired(bundle: Bundle, whole: config.Config) -> int | None:
-    """The class to reach. With two classes any wish can be met; with more, only the one trained for."""
-    desired = desired_index(whole.explain.desired, bundle.schema)
-    if len(bundle.schema.target.classes) > 2 and desired != bundle.desired:
-        raise BundleError(
-            f"the bundle was trained to reach {bundle.settings.desired!r}, not {whole.explain.desired!r}",
-            f"set explain.desired to {bundle.settings.desired!r}, or train a bundle for the other class",
-        )
-    return desired
 
 
 def _manifest(

@@ -1,28 +1,38 @@
 """Training on Ray: fit the schema, shard the rows, run the workers, keep the best epoch as a bundle."""
 
+import hashlib
+import json
+import math
 import os
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import ray
 import ray.data
 import ray.train
 import ray.train.torch
-import safetensors.torch
 
 from ray_cfnet import config
 from ray_cfnet.cluster.board import board
+from ray_cfnet.cluster.checkpoint import load_history, load_weights
 from ray_cfnet.cluster.evaluate import evaluate
+from ray_cfnet.cluster.history import write_history
 from ray_cfnet.cluster.ingest import encoded_dataset, fit
-from ray_cfnet.cluster.loop import WEIGHTS_FILE, train_worker
-from ray_cfnet.errors import InputError, JobError
+from ray_cfnet.cluster.loop import diverged, train_worker
+from ray_cfnet.errors import ConfigError, InputError, JobError, last_line
 from ray_cfnet.model.bundle import Bundle, Settings, desired_index, make_net
+from ray_cfnet.model.store import MODELS
 from ray_cfnet.tables.plan import Source
 from ray_cfnet.tables.schema import TableSchema
 from ray_cfnet.tables.storage import Location
 
-MODELS = "_models"
+RUNS = ".training"
+
+_MEMORY_INGEST_BYTES = 2 * 1024**3
+"""A worker's share of encoded rows up to this size is kept in its memory."""
+
+OnEpoch = Callable[[dict[str, Any]], None]
 
 
 @dataclass
@@ -38,56 +48,95 @@ class Trained:
 class _EveryRowOnce(ray.train.DataConfig):
     """Shards that together hold every row once: Ray's own split drops rows to make shards equal."""
 
+    def __init__(self, stream: bool) -> None:
+        super().__init__()
+        self.stream = stream
+
     def configure(self, datasets: dict[str, ray.data.Dataset], world_size: int, *_: Any, **__: Any) -> list:
         shards: list[dict[str, ray.data.DataIterator]] = [{} for _ in range(world_size)]
         for name, dataset in datasets.items():
-            num_rows = dataset.count()
-            cuts = [num_rows * worker // world_size for worker in range(1, world_size)]
-            for shard, part in zip(shards, dataset.split_at_indices(cuts) if cuts else [dataset], strict=True):
-                shard[name] = part.iterator()
+            for shard, part in zip(shards, self._parts(dataset, world_size), strict=True):
+                shard[name] = part
         return shards
 
+    def _parts(self, dataset: ray.data.Dataset, count: int) -> list[ray.data.DataIterator]:
+        if self.stream:
+            return dataset.streaming_split(count, equal=False)
+        # Cut at row numbers: the same rows for the same worker in every run.
+        cuts = [dataset.count() * worker // count for worker in range(1, count)]
+        return [part.iterator() for part in (dataset.split_at_indices(cuts) if cuts else [dataset])]
 
-def train(source: Source, whole: config.Config, on_epoch: Callable[[dict[str, Any]], None]) -> Trained:
+
+def train(source: Source, whole: config.Config, on_epoch: OnEpoch) -> Trained:
     """Trains a CounterNet and saves it below `output.path`. Needs a Ray session.
 
-    `on_epoch` gets each epoch's metrics while the run goes on. Raises InputError for data that cannot be
-    trained on, JobError when the run fails.
+    A run that was killed goes on after its last epoch when the same table, settings and output are given
+    again. `on_epoch` gets each epoch's metrics while the run goes on, and `{"resumed_after": n}` first when it
+    goes on. Raises InputError for data that cannot be trained on, JobError when the run fails.
     """
     schema = fit(source, whole)
     desired_index(whole.explain.desired, schema)  # a wrong class must not cost a training run
-    datasets = {name: encoded_dataset(source, whole, schema, name) for name in ("train", "validation")}
-    split_rows = {name: dataset.count() for name, dataset in datasets.items()}
-    for name, count in split_rows.items():
-        if count == 0:
+    if whole.cluster.use_gpu and not os.environ.get("RAY_ADDRESS") and not ray.cluster_resources().get("GPU"):
+        raise ConfigError("cluster.use_gpu", ["this machine has no GPU; set it to false, or RAY_ADDRESS to a cluster"])
+    store = Location.of(whole.output.path) / MODELS
+    run = store / RUNS / _run_name(source, schema, whole)
+    bundle, history = _run(source, schema, whole, run, on_epoch)
+    if diverged(history):
+        run.delete()
+        raise JobError(f"training diverged in epoch {len(history)}; lower training.learning_rate")
+    best_epoch = max(history, key=lambda metrics: metrics["score"])["epoch"]
+    tested = evaluate(source, bundle, whole, "test")
+    bundle.metrics = {**tested, "best_epoch": best_epoch, "train_rows": history[-1]["num_rows"]}
+    place = bundle.save(store)
+    write_history(place, history)
+    run.delete()
+    return Trained(bundle, place, len(history), best_epoch)
+
+
+def _run_name(source: Source, schema: TableSchema, whole: config.Config) -> str:
+    """The same table, settings and seed are the same run."""
+    files = [(file.found.path, file.found.size, file.found.modified_ns) for file in source.files]
+    identity = json.dumps([str(source.root), files, schema.to_json(), Settings.of(whole).model_dump_json()])
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
+def _streams(source: Source, schema: TableSchema, whole: config.Config) -> bool:
+    if whole.training.ingest != "auto":
+        return whole.training.ingest == "stream"
+    row_bytes = 12 * len(schema.continuous) + 16 * len(schema.categorical) + 16  # raw and as tensors
+    share = source.num_rows * whole.split.train / whole.cluster.num_workers
+    return share * row_bytes > _MEMORY_INGEST_BYTES
+
+
+def _datasets(source: Source, schema: TableSchema, whole: config.Config, stream: bool) -> dict[str, Any]:
+    datasets: dict[str, Any] = {}
+    for name in ("train", "validation"):
+        dataset = encoded_dataset(source, whole, schema, name)
+        datasets[name] = dataset if stream else dataset.materialize()
+        if not stream and datasets[name].count() == 0:
             raise InputError(
                 f"{whole.table.path}: no usable row in the {name} split", f"give more rows, or a larger split.{name}"
             )
-    store = Location.of(whole.output.path) / MODELS
-    bundle, best_epoch = _run(schema, whole, datasets, store / ".training", on_epoch)
-    bundle.metrics = {**evaluate(source, bundle, whole, "test"), "split_rows": split_rows, "best_epoch": best_epoch}
-    bundle.metrics["split_rows"]["test"] = bundle.metrics["rows"]
-    return Trained(bundle, bundle.save(store), whole.training.epochs, best_epoch)
+    return datasets
 
 
 def _run(
-    schema: TableSchema,
-    whole: config.Config,
-    datasets: dict[str, Any],
-    storage: Location,
-    on_epoch: Callable[[dict[str, Any]], None],
-) -> tuple[Bundle, int]:
+    source: Source, schema: TableSchema, whole: config.Config, run: Location, on_epoch: OnEpoch
+) -> tuple[Bundle, list[dict[str, Any]]]:
+    """The best epoch's net, and the metrics of all epochs."""
     # Ray's controller collects reports this often, and a worker waits for it: the default of 2 s would be
     # most of an epoch on a small table.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")
-    settings = Settings.of(whole)
-    run = storage / uuid.uuid4().hex[:12]
+    settings, stream = Settings.of(whole), _streams(source, schema, whole)
+    storage = run.parent
     with board(on_epoch) as handle:
         trainer = ray.train.torch.TorchTrainer(
             train_worker,
             train_loop_config={
                 "schema": schema.to_json(),
                 "settings": settings.model_dump_json(),
+                "stream": stream,
+                "planned_steps": math.ceil(source.num_rows * whole.split.train / whole.training.batch_size),
                 "board": handle,
             },
             scaling_config=ray.train.ScalingConfig(
@@ -97,20 +146,24 @@ def _run(
                 name=run.name,
                 storage_path=storage.path,
                 storage_filesystem=storage.fs,
+                failure_config=ray.train.FailureConfig(max_failures=whole.training.max_failures),
                 checkpoint_config=ray.train.CheckpointConfig(
-                    num_to_keep=1, checkpoint_score_attribute="score", checkpoint_score_order="max"
+                    num_to_keep=2, checkpoint_score_attribute="score", checkpoint_score_order="max"
                 ),
             ),
-            datasets=datasets,
-            dataset_config=_EveryRowOnce(),
+            datasets=_datasets(source, schema, whole, stream),
+            dataset_config=_EveryRowOnce(stream),
         )
         try:
             result = trainer.fit()
         except ray.train.TrainingFailedError as error:
-            raise JobError(f"training failed: {error}") from error
-    checkpoint, metrics = max(result.best_checkpoints or [], key=lambda pair: pair[1]["score"])
+            raise JobError(f"training failed: {last_line(error)}") from error
+    if result.checkpoint is None or not result.best_checkpoints:
+        raise JobError(f"training ended without a checkpoint; look into Ray's logs of run {run.name}")
+    with result.checkpoint.as_directory() as directory:
+        history = load_history(directory)
     net = make_net(schema, settings.model)
-    with checkpoint.as_directory() as directory:
-        net.load_state_dict(safetensors.torch.load_file(f"{directory}/{WEIGHTS_FILE}"))
-    run.delete()
-    return Bundle(net.eval(), schema, settings, {}), int(metrics["epoch"])
+    best, _ = max(result.best_checkpoints, key=lambda pair: pair[1]["score"])
+    with best.as_directory() as directory:
+        load_weights(directory, net)
+    return Bundle(net.eval(), schema, settings, {}), history

@@ -10,7 +10,7 @@ import ray
 import ray.data
 from ray.data import ActorPoolStrategy, DataContext
 
-from ray_cfnet.errors import JobError, RayCfnetError
+from ray_cfnet.errors import JobError, RayCfnetError, last_line
 from ray_cfnet.tables.plan import Unit
 
 
@@ -52,7 +52,7 @@ def map_units(units: list[Unit], function: Callable[[Unit], Any], num_actors: in
                 raise row["outcome"]
             yield row["outcome"]
     except ray.exceptions.RayError as error:
-        raise JobError(f"a worker failed: {error}") from error
+        raise JobError(f"a worker failed: {last_line(error)}") from error
 
 
 def actor_count(num_actors: int | Literal["auto"], num_units: int) -> int:

@@ -10,20 +10,16 @@ import pyarrow as pa
 from ray_cfnet.errors import InputError
 from ray_cfnet.tables.schema import TableSchema, value_type
 
+REJECT_COLUMNS = ("reject_reason", "reject_column")
 ROW_STATUS = ("ok", "already_desired", "no_feasible_cf")
 
 
 def added_fields(schema: TableSchema, columns: pa.Schema) -> list[pa.Field]:
     """The added columns, in order; counterfactual columns have the type of their feature in the input."""
     types = {name: value_type(columns.field(name).type) for name in schema.feature_names}
-    if schema.target.is_probability:
-        label_type = pa.int64()
-    elif schema.target.name in columns.names:
-        label_type = value_type(columns.field(schema.target.name).type)
-    else:
-        label_type = pa.type_for_alias(schema.target.arrow_type)
+    label_type = "int64" if schema.target.is_probability else schema.target.arrow_type
     return [
-        pa.field("pred_label", label_type),
+        pa.field("pred_label", pa.type_for_alias(label_type)),
         pa.field("pred_proba", pa.float32()),
         *(pa.field(f"cf_{name}", types[name]) for name in schema.feature_names),
         pa.field("cf_valid", pa.bool_()),
@@ -45,18 +41,25 @@ def output_schema(schema: TableSchema, columns: pa.Schema) -> pa.Schema:
     Raises InputError when the input already has a column of such a name.
     """
     added = added_fields(schema, columns)
-    taken = [field.name for field in added if field.name in columns.names]
+    names = [*(field.name for field in added), *REJECT_COLUMNS]
+    taken = [name for name in names if name in columns.names]
     if taken:
         raise InputError(
             f"the input has columns that ray-cfnet writes: {', '.join(taken)}",
             "rename them in the input; it may be an output of ray-cfnet",
+        )
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(
+            f"two columns of the output would be called {', '.join(twice)}",
+            f"rename the feature {' or '.join(name.split('_', 1)[1] for name in twice)} in the input",
         )
     return pa.schema([*columns, *added])
 
 
 def rejects_schema(columns: pa.Schema) -> pa.Schema:
     """The rejected rows' original columns, why and where."""
-    return pa.schema([*columns, pa.field("reject_reason", pa.string()), pa.field("reject_column", pa.string())])
+    return pa.schema([*columns, *(pa.field(name, pa.string()) for name in REJECT_COLUMNS)])
 
 
 def file_schema(written: pa.Schema, declared: pa.Schema) -> pa.Schema:

@@ -59,6 +59,19 @@ class Bundle:
         """Index of the class the generator was trained to reach; None: the opposite one."""
         return desired_index(self.settings.desired, self.schema)
 
+    def desired_for(self, wanted: Label) -> int | None:
+        """The index of the wanted class. Raises BundleError when the generator was not trained to reach it.
+
+        A generator trained for the opposite class reaches either of two; one trained for a class only that.
+        """
+        index = desired_index(wanted, self.schema)
+        if self.desired is not None and index != self.desired:
+            raise BundleError(
+                f"the bundle was trained to reach {self.settings.desired!r}, not {wanted!r}",
+                f"set explain.desired to {self.settings.desired!r}, or train a bundle for the other class",
+            )
+        return index
+
     def save(self, store: Location) -> Location:
         """Writes the bundle to `store/<id>` and returns that place. The list of hashes is written last."""
         files = {
@@ -68,18 +81,14 @@ class Bundle:
             "model.safetensors": safetensors.torch.save(_weights(self.net)),
             "schema.json": self.schema.to_json().encode(),
         }
-        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-        self.id = _bundle_id(hashes)
-        place = store / self.id
-        for name, content in files.items():
-            (place / name).write_bytes(content)
-        (place / "bundle.json").write_bytes(_json({"format_version": FORMAT_VERSION, "id": self.id, "sha256": hashes}))
+        place = _write_files(files, store)
+        self.id = place.name
         return place
 
     @classmethod
     def load(cls, place: Location) -> "Bundle":
         """Reads and verifies a bundle. Raises BundleError when it is missing, damaged or too new."""
-        files, bundle_id = _verified_files(place)
+        files, bundle_id = verified_files(place)
         try:
             schema = TableSchema.from_json(files["schema.json"].decode())
             settings = Settings.model_validate_json(files["config.json"])
@@ -121,7 +130,7 @@ def _weights(net: CounterNet) -> dict[str, torch.Tensor]:
 
 
 def _json(data: dict[str, Any]) -> bytes:
-    return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False).encode()
+    return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
 
 
 def _bundle_id(hashes: dict[str, str]) -> str:
@@ -129,7 +138,28 @@ def _bundle_id(hashes: dict[str, str]) -> str:
     return hashlib.sha256(listing.encode()).hexdigest()[:16]
 
 
-def _verified_files(place: Location) -> tuple[dict[str, bytes], str]:
+def copy_bundle(place: Location, store: Location) -> Location:
+    """Copies a bundle to `store/<id>`, unless it is there, and returns that place, verified."""
+    files, bundle_id = verified_files(place)
+    copy = store / bundle_id
+    if not (copy / "bundle.json").exists():
+        _write_files(files, store)
+    verified_files(copy)
+    return copy
+
+
+def _write_files(files: dict[str, bytes], store: Location) -> Location:
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    bundle_id = _bundle_id(hashes)
+    place = store / bundle_id
+    for name, content in files.items():
+        (place / name).write_bytes(content)
+    (place / "bundle.json").write_bytes(_json({"format_version": FORMAT_VERSION, "id": bundle_id, "sha256": hashes}))
+    return place
+
+
+def verified_files(place: Location) -> tuple[dict[str, bytes], str]:
+    """The content of a bundle's files, and its id. Raises BundleError when it is missing, damaged or too new."""
     if not (place / "bundle.json").exists():
         raise BundleError(
             f"{place}: no bundle here (bundle.json is missing)", "pass the directory that ray-cfnet train printed"

@@ -20,8 +20,7 @@ _LIMITS = """\
 def model_card(schema: TableSchema, settings: dict[str, Any], metrics: dict[str, Any]) -> str:
     """The card as Markdown. It holds no time and no path, so equal models have equal cards."""
     target = schema.target
-    rows = metrics.get("split_rows", {})
-    listed = ", ".join(f"{name} {count:,}" for name, count in rows.items()) or "not recorded"
+    listed = f"{metrics.get('train_rows', 0):,} to train, {metrics.get('rows', 0):,} to test"
     lines = [
         f"# CounterNet for `{target.name}`",
         "",

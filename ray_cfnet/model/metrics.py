@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ray_cfnet.config import Selection
 from ray_cfnet.tables.codec import Encoded, Mask, to_unit
 from ray_cfnet.tables.constraints import violations
 from ray_cfnet.tables.schema import FloatArray, TableSchema
@@ -148,15 +149,15 @@ class EvaluationSums(_Sums):
         }
 
 
-def selection_score(summary: dict[str, Any]) -> float:
+def selection_score(summary: dict[str, Any], weights: Selection) -> float:
     """One number by which epochs are compared: validity first, then accuracy, then proximity.
 
     Validity is that of the worse of cf and fcf, and counts up to 0.998: more is the luck of a validation
-    split. A point of validity is worth 5 of accuracy or 10 of proximity.
+    split.
     """
     validity = min(summary[name]["validity"] for name in ("cf", "fcf") if summary[name]["validity"] is not None)
     accuracy, proximity = summary["accuracy"] or 0.0, summary["cf"]["proximity"] or 0.0
-    return float(10 * min(validity, 0.998) + 2 * accuracy - proximity)
+    return float(weights.validity * min(validity, 0.998) + weights.accuracy * accuracy - weights.proximity * proximity)
 
 
 def _ratio(part: float, whole: float) -> float | None:

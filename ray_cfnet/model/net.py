@@ -54,6 +54,11 @@ class Layout:
             position += size
         return starts
 
+    def no_rows(self, device: torch.device) -> Rows:
+        """A batch of nothing."""
+        no_codes = torch.empty(0, len(self.category_sizes), dtype=torch.int64, device=device)
+        return Rows(torch.empty(0, self.num_continuous, device=device), no_codes)
+
     def dense(self, rows: Rows) -> Tensor:
         """The (B, D) matrix with hard one-hot blocks: for losses and distances, never to predict."""
         dense = rows.continuous.new_zeros(len(rows), self.width)

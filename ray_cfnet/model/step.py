@@ -169,7 +169,7 @@ class TwoStageUpdate:
             return 1 - probabilities
         target = F.one_hot(desired_classes(probabilities, self.desired), self.net.num_classes).to(probabilities.dtype)
         if self.settings.label_smoothing:
-            target = target * (1 - SMOOTHING * self.net.num_classes) + SMOOTHING
+            target = target * (1 - 2 * SMOOTHING) + 2 * SMOOTHING / self.net.num_classes
         return target
 
     def _descend(

@@ -33,7 +33,7 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def take(self, index: Mask | slice) -> "Encoded":
+    def take(self, index: Mask | CodeArray | slice) -> "Encoded":
         return Encoded(self.values[index], self.codes[index])
 
 

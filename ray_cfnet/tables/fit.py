@@ -167,7 +167,9 @@ def check_types(table: config.Table, columns: pa.Schema, where: str) -> None:
     elif not is_label_type(value_type(target)):
         faults.append(f"target {table.target} is {target}: cast it to integer, boolean or string")
     if faults:
-        raise InputError("\n  ".join([f"{where}: columns of the wrong type", *faults]), "see the lines above")
+        raise InputError(
+            "\n  ".join([f"{where}: columns of the wrong type", *faults]), "cast the columns, or correct table.features"
+        )
 
 
 def fit_schema(table: config.Table, columns: pa.Schema, stats: TableStats, max_reject_fraction: float) -> TableSchema:
@@ -271,12 +273,15 @@ def _fit_categorical(
         return None
     categories = sorted(seen.counts)
     if declared.order is not None:
+        if not _holds(kept, declared.order):
+            faults.append(
+                f"column {name}: its order has values that a column of type {kept} cannot hold; "
+                'quote strings such as "1" or "no", and leave numbers unquoted'
+            )
+            return None
         unknown = [repr(label) for label in categories if label not in declared.order]
         if unknown:
             faults.append(f"column {name}: values not in its order: {', '.join(unknown[:10])}; add them to order")
-            return None
-        if not _holds(kept, declared.order):
-            faults.append(f"column {name}: its order has values that a column of type {kept} cannot hold")
             return None
         categories = list(declared.order)
     return Categorical(

@@ -2,7 +2,7 @@
 
 import difflib
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -15,6 +15,7 @@ from ray_cfnet.tables.schema import value_type
 from ray_cfnet.tables.storage import FoundFile, Location
 
 _FOOTER_THREADS = 16
+_ENDINGS = (".parquet", ".pq", ".parq", "")  # some engines write files without an ending
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,13 @@ class Source:
     def units(self, unit_rows: int) -> list[Unit]:
         """Small files of a partition share a unit, large ones are cut between row groups."""
         units: list[Unit] = []
+        files: dict[str, list[SourceFile]] = {partition: [] for partition in self.partitions}
+        for file in self.files:
+            files[file.partition].append(file)
         for partition in self.partitions:
             pieces: list[Piece] = []
             rows = 0
-            for piece in self._pieces(partition, unit_rows):
+            for piece in _pieces(files[partition], unit_rows):
                 if pieces and rows + piece.num_rows > unit_rows:
                     units.append(Unit(len(units), partition, tuple(pieces)))
                     pieces, rows = [], 0
@@ -96,25 +100,10 @@ class Source:
                 units.append(Unit(len(units), partition, tuple(pieces)))
         return units
 
-    def _pieces(self, partition: str, unit_rows: int) -> Iterator[Piece]:
-        for file in self.files:
-            if file.partition != partition:
-                continue
-            groups: list[int] = []
-            rows, first_row = 0, file.first_row
-            for group, group_rows in enumerate(file.row_group_rows):
-                if group_rows == 0:
-                    continue
-                if groups and rows + group_rows > unit_rows:
-                    yield Piece(file.found.path, tuple(groups), first_row, rows)
-                    groups, first_row, rows = [], first_row + rows, 0
-                groups.append(group)
-                rows += group_rows
-            if rows:
-                yield Piece(file.found.path, tuple(groups), first_row, rows)
-
     def within(self, partition: str) -> "Source":
         """The files of one partition. Raises InputError, naming the nearest, when there is none."""
+        if not partition.strip("/"):
+            raise InputError("--partition is empty", "name one, such as ds=2026-11-15, or leave the option out")
         files = tuple(f for f in self.files if (f.partition + "/").startswith(partition.strip("/") + "/"))
         if not files:
             known = [name for name in self.partitions if name]
@@ -124,25 +113,39 @@ class Source:
         return Source(self.root, files)
 
 
+def _pieces(files: list[SourceFile], unit_rows: int) -> Iterator[Piece]:
+    for file in files:
+        groups: list[int] = []
+        rows, first_row = 0, file.first_row
+        for group, group_rows in enumerate(file.row_group_rows):
+            if group_rows == 0:
+                continue
+            if groups and rows + group_rows > unit_rows:
+                yield Piece(file.found.path, tuple(groups), first_row, rows)
+                groups, first_row, rows = [], first_row + rows, 0
+            groups.append(group)
+            rows += group_rows
+        if rows:
+            yield Piece(file.found.path, tuple(groups), first_row, rows)
+
+
 def open_source(path: str) -> Source:
     """Lists a table's files and reads their footers. Raises InputError that names the file at fault."""
     root = Location.of(path)
     if not root.exists():
         raise InputError(f"{root}: no such file or directory", "check table.path, or pass --input PATH")
     if root.is_dir():
-        found = [file for file in root.files() if file.path.endswith((".parquet", ".pq"))]
+        found = [file for file in root.files() if posixpath.splitext(file.path)[1] in _ENDINGS]
         if not found:
             raise InputError(f"{root}: no Parquet files in it", "put .parquet files there, or change table.path")
     else:
         info = root.info()
         found = [FoundFile(root.name, info.size, info.mtime_ns or 0)]
-        root = Location(posixpath.dirname(root.uri))
+        root = root.parent
     with ThreadPoolExecutor(_FOOTER_THREADS) as threads:
         footers = list(threads.map(lambda file: _footer(root / file.path), found))
     files, first_row = [], 0
-    for file, footer in zip(found, footers, strict=True):
-        rows = tuple(footer.row_group(group).num_rows for group in range(footer.num_row_groups))
-        schema = footer.schema.to_arrow_schema().remove_metadata()
+    for file, (rows, schema) in zip(found, footers, strict=True):
         files.append(SourceFile(file, rows, schema, first_row))
         first_row += sum(rows)
     if first_row == 0:
@@ -150,9 +153,13 @@ def open_source(path: str) -> Source:
     return Source(root, tuple(files))
 
 
-def _footer(file: Location) -> pq.FileMetaData:
+def _footer(file: Location) -> tuple[tuple[int, ...], pa.Schema]:
+    """Rows of each row group, and the columns as their writer saw them (time zones, dictionaries, ...)."""
     try:
-        return pq.read_metadata(file.path, filesystem=file.fs)
+        with pq.ParquetFile(file.path, filesystem=file.fs) as parquet:
+            footer = parquet.metadata
+            rows = tuple(footer.row_group(group).num_rows for group in range(footer.num_row_groups))
+            return rows, parquet.schema_arrow.remove_metadata()
     except (pa.ArrowInvalid, OSError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(
@@ -184,7 +191,7 @@ def read_unit(
             raise InputError(f"{file}: cannot be read ({reason})", "write the file again, or remove it") from None
 
 
-def check_columns(source: Source, needed: dict[str, str | None]) -> None:
+def check_columns(source: Source, needed: Mapping[str, str | None]) -> None:
     """Compares every footer with what is needed: column name -> value type it must have (None: any).
 
     Raises one InputError with all differences, the nearest name for a missing column.

@@ -31,6 +31,15 @@ def rows_in_split(
     return (draw >= low) & (draw < high)
 
 
+def has_rows(name: SplitName, split: Split, table_rows: int) -> bool:
+    """Whether any row falls into a split."""
+    block = 1_000_000
+    return any(
+        rows_in_split(name, split, first, min(block, table_rows - first), table_rows).any()
+        for first in range(0, table_rows, block)
+    )
+
+
 def _uniform(numbers: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.float64]:
     """A number in [0, 1) for each row: splitmix64, the same on every machine and for any cut of the table."""
     with np.errstate(over="ignore"):

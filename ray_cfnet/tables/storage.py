@@ -75,8 +75,17 @@ class Location:
     def name(self) -> str:
         return posixpath.basename(self.path)
 
+    @property
+    def parent(self) -> "Location":
+        return Location(posixpath.dirname(self.uri))
+
     def __truediv__(self, name: str) -> "Location":
         return Location(posixpath.join(self.uri, name))
+
+    def overlaps(self, other: "Location") -> bool:
+        """Whether one of the two is the other or lies below it."""
+        mine, theirs = (os.path.realpath(p.path) + "/" if p.is_local else p.uri + "/" for p in (self, other))
+        return mine.startswith(theirs) or theirs.startswith(mine)
 
     def info(self) -> pafs.FileInfo:
         try:
@@ -96,7 +105,8 @@ class Location:
         found = []
         for info in self.fs.get_file_info(selector):
             path = posixpath.relpath(info.path, self.path)
-            hidden = any(part.startswith(("_", ".")) for part in path.split("/"))
+            # A partition such as _date=2026-11-15 is data, whatever its column is called.
+            hidden = any(part.startswith(("_", ".")) and "=" not in part for part in path.split("/"))
             if info.type == pafs.FileType.File and not hidden:
                 found.append(FoundFile(path, info.size, info.mtime_ns or 0))
         return sorted(found, key=lambda file: file.path)

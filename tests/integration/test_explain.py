@@ -216,7 +216,57 @@ def test_an_unreadable_file_is_named(trained: Trained, copied: Config) -> None:
         run_explain(copied, trained.bundle, None, QUIET)
 
 
-def test_an_output_cannot_be_the_input(trained: Trained, explained: dict[str, Any], tmp_path: Path) -> None:
+def test_the_output_may_not_lie_among_the_inputs_files(trained: Trained, copied: Config) -> None:
+    before = sorted(Path(copied.table.path).rglob("*"))
+    for place in (copied.table.path, f"{copied.table.path}/ds=2026-11-15", str(Path(copied.table.path).parent)):
+        config = copied.model_copy(update={"output": copied.output.model_copy(update={"path": place})})
+        with pytest.raises(InputError, match="among the input's files"):
+            run_explain(config, trained.bundle, None, QUIET)
+    assert sorted(Path(copied.table.path).rglob("*")) == before
+
+
+def test_other_files_in_the_output_are_left_alone_and_an_emptied_partition_is_emptied(
+    trained: Trained, copied: Config
+) -> None:
+    note = Path(copied.output.path) / "ds=2026-11-08" / "notes.txt"
+    note.parent.mkdir(parents=True)
+    note.write_text("mine")
+    run_explain(copied, trained.bundle, None, QUIET)
+    emptied = files_of(copied)[0]
+    pq.write_table(pq.read_table(emptied, partitioning=None).slice(0, 0), emptied)
+    assert run_explain(copied, trained.bundle, None, QUIET)["rows_out"] == 3500
+    assert [path.name for path in note.parent.iterdir()] == ["notes.txt"]
+
+
+def test_passed_through_columns_keep_types_that_parquet_itself_does_not_know(trained: Trained, copied: Config) -> None:
+    file = files_of(copied)[-1]
+    table = pq.read_table(file, partitioning=None)
+    count = len(table)
+    extra = {
+        "seen_at": pa.array([1] * count, pa.timestamp("us", "Europe/Berlin")),
+        "waited": pa.array([5] * count, pa.duration("s")),
+        "branch": pa.array(["a"] * count, pa.large_string()),
+        "tier": pa.array(["gold"] * count).dictionary_encode(),
+    }
+    for name, column in extra.items():
+        table = table.append_column(name, column)
+    pq.write_table(table, file)
+    result = run_explain(copied, trained.bundle, file.parent.name, QUIET)
+    written = pq.read_table(next(Path(result["output"]).glob("ds=*/*.parquet")), partitioning=None)
+    assert written.select(table.column_names).schema.equals(table.schema)
+    assert written.select(list(extra)).equals(table.select(list(extra)))
+
+
+def test_a_bundle_reaches_only_the_class_it_was_trained_for(trained: Trained) -> None:
+    explain = trained.config.explain.model_copy(update={"desired": "opposite"})
+    config = trained.config.model_copy(update={"explain": explain})
+    with pytest.raises(BundleError, match="trained to reach 'approved'"):
+        run_explain(config, trained.bundle, None, QUIET)
+    with pytest.raises(BundleError, match="trained to reach 'approved'"):
+        run_evaluate(config, trained.bundle, "test")
+
+
+def test_an_explained_table_is_no_input(trained: Trained, explained: dict[str, Any], tmp_path: Path) -> None:
     overrides = [f"table.path={explained['output']}", f"output.path={tmp_path}", "table.sample=null"]
     with pytest.raises(InputError, match="columns that ray-cfnet writes: pred_label"):
         run_explain(load_config(CONF / "loans.yaml", overrides), trained.bundle, None, QUIET)

@@ -10,7 +10,7 @@ import pytest
 
 from ray_cfnet.commands import run_evaluate, run_train
 from ray_cfnet.configfile import load_config
-from ray_cfnet.errors import ConfigError, InputError
+from ray_cfnet.errors import ConfigError, InputError, JobError
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.tables.storage import Location
 from tests.integration.conftest import CONF, Trained, loans_config
@@ -99,10 +99,40 @@ def test_a_column_that_cannot_be_trained_on_is_named(tmp_path: Path, column: pa.
     assert "remedy" in str(caught.value)
 
 
+def test_a_diverged_run_fails_with_advice_and_saves_nothing(tmp_path: Path) -> None:
+    table = pa.table({"income": range(200), "age": range(200), "y": [0, 1] * 100})
+    with pytest.raises(JobError, match=r"diverged in epoch 1; lower training\.learning_rate"):
+        run_train(_two_column_config(tmp_path, table, "training.learning_rate=1.0e+38"), QUIET)
+    assert not list((tmp_path / "out").rglob("bundle.json"))
+
+
+def test_names_that_explain_could_not_write_are_found_before_training(tmp_path: Path) -> None:
+    table = pa.table({"valid": range(90), "age": range(90), "y": [0, 1] * 45})
+    features = "table.features={valid: {kind: continuous}, age: {kind: continuous}}"
+    with pytest.raises(InputError, match="would be called cf_valid, fcf_valid"):
+        run_train(_two_column_config(tmp_path, table, features), QUIET)
+
+
+def test_an_empty_split_is_found_before_training(tmp_path: Path) -> None:
+    table = pa.table({"income": range(4), "age": range(4), "y": [0, 1] * 2})
+    with pytest.raises(InputError, match="no row in the test split"):
+        run_train(_two_column_config(tmp_path, table, "split={train: 0.5, validation: 0.49, test: 0.01}"), QUIET)
+
+
+def test_files_of_different_types_are_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    pq.write_table(pa.table({"income": range(50), "age": range(50), "y": [0, 1] * 25}), tmp_path / "t" / "a.parquet")
+    narrow = pa.table({"income": pa.array(range(50), pa.int32()), "age": range(50), "y": [0, 1] * 25})
+    pq.write_table(narrow, tmp_path / "t" / "b.parquet")
+    config = _two_column_config(tmp_path, narrow, f"table.path={tmp_path}/t")
+    with pytest.raises(InputError, match=r"b\.parquet: column income is int32, expected int64"):
+        run_train(config, QUIET)
+
+
 def test_nulls_may_be_left_out_on_request(tmp_path: Path) -> None:
     table = pa.table({"income": [None, *range(199)], "age": range(200), "y": [0, 1] * 100})
     config = _two_column_config(tmp_path, table, "training.max_reject_fraction=0.05")
-    assert run_train(config, QUIET)["metrics"]["split_rows"]["train"] == 139
+    assert run_train(config, QUIET)["metrics"]["train_rows"] == 139
 
 
 def test_single_class_and_too_many_categories_come_in_one_error(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,9 @@ from pydantic import ValidationError
 from torch import nn
 
 from ray_cfnet import config
+from ray_cfnet.cluster.checkpoint import load_state, save_state
 from ray_cfnet.cluster.ingest import EncodeUnit, concatenated, from_arrow, labelled_rows
+from ray_cfnet.cluster.shards import MemoryShard, StreamShard
 from ray_cfnet.errors import InputError
 from ray_cfnet.explain.evaluation import evaluated
 from ray_cfnet.explain.explainer import Explainer, tensors
@@ -89,7 +92,7 @@ def test_bce_is_the_loss_of_both_stages() -> None:
     p, _ = after_stage_1.predict(z)
     x_prime = after_stage_1.soft(after_stage_1.generate(p, z))
     logarithms = after_stage_1.predict(after_stage_1.encode_dense(x_prime))[1].log()
-    loss_2 = -(0.03 * logarithms[:, 0] + 0.03 * logarithms[:, 1] + 0.94 * logarithms[:, 2]).mean()
+    loss_2 = -(0.02 * logarithms[:, 0] + 0.02 * logarithms[:, 1] + 0.96 * logarithms[:, 2]).mean()
     torch.testing.assert_close(losses.validity / 64, loss_2, atol=1e-4, rtol=1e-4)
 
 
@@ -177,9 +180,27 @@ def test_each_half_of_posthoc_has_the_whole_schedule() -> None:
     assert rates == pytest.approx([1.0, 0.505, 1.0, 0.505])
 
 
-def test_posthoc_without_freeze_is_refused() -> None:
+def test_posthoc_is_refused_where_h_and_f_would_move_or_g_never_come_to_its_turn() -> None:
     with pytest.raises(ValidationError, match="contradicts update: posthoc"):
         config.Training(update="posthoc", freeze=False)
+    with pytest.raises(ValidationError, match="before its generator is trained"):
+        config.Training(update="posthoc", patience=5)
+
+
+@pytest.mark.parametrize("settings", [{"update": "single"}, {"update": "posthoc"}, {"freeze": False}], ids=str)
+def test_a_restored_ablation_goes_on_bit_for_bit(settings: dict, tmp_path: Path) -> None:
+    def go_on(update: TwoStageUpdate, seeds: range) -> None:
+        for seed in seeds:
+            update.set_progress(seed / 6)
+            update(some_rows(seed=seed), labels())
+
+    whole, resumed = make_update(net_with(), **settings), make_update(net_with(), **settings)
+    go_on(whole, range(2))
+    save_state(str(tmp_path), whole, [])
+    go_on(whole, range(2, 6))
+    load_state(str(tmp_path), resumed)
+    go_on(resumed, range(2, 6))
+    assert moved(whole.net, resumed.net.state_dict()) == set()
 
 
 def test_without_the_prediction_the_generator_takes_z_alone() -> None:
@@ -288,7 +309,7 @@ def test_an_empty_batch_moves_nothing_and_takes_part_in_every_collective(setting
 
 
 @pytest.mark.parametrize("switches", [{"block": "conv"}, {"separate": True}, {"pass_prediction": False}], ids=str)
-def test_other_networks_are_saved_and_loaded(switches: dict, tmp_path) -> None:
+def test_other_networks_are_saved_and_loaded(switches: dict, tmp_path: Path) -> None:
     whole = CONFIG.model_copy(update={"model": config.Model(encoder=[9, 5], predictor=[4], generator=[7], **switches)})
     schema = soft_schema(soft_people(50))
     bundle = Bundle(make_net(schema, whole.model).eval(), schema, Settings.of(whole), {})
@@ -382,6 +403,33 @@ def test_probabilities_reach_the_worker_and_bad_ones_do_not() -> None:
     assert rows.labels.tolist() == [int(score > 0.5) for score in rows.targets]
     nothing = from_arrow(EncodeUnit(_Reader(), schema, [None])({"item": np.array([0])}), schema)
     assert len(nothing) == len(nothing.targets) == 0
+
+
+class _Iterator:
+    """A `ray.data.DataIterator` over tables in memory."""
+
+    def __init__(self, *tables: pa.Table) -> None:
+        self.tables = tables
+
+    def iter_batches(self, **_: object):
+        return iter(self.tables)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_probability_stays_with_its_row_in_both_kinds_of_shard(stream: bool) -> None:
+    table = soft_people(100)
+    schema, device = soft_schema(table), torch.device("cpu")
+    encoded = EncodeUnit(_Reader(table), schema, [None])({"item": np.array([0])})
+    if stream:
+        shard = StreamShard(_Iterator(encoded.slice(0, 37), encoded.slice(37)), schema, device)
+    else:
+        shard = MemoryShard(from_arrow(encoded, schema), schema, device)
+    batches = list(shard.batches(16, torch.Generator().manual_seed(0)))
+    income = torch.cat([rows.continuous[:, 1] for rows, _ in batches]).double()
+    targets = torch.cat([target for _, target in batches])
+    lower, span = schema.continuous[1].lower, schema.continuous[1].span
+    torch.testing.assert_close(targets, torch.sigmoid((lower + income * span - 50_000) / 10_000), atol=1e-5, rtol=0)
+    assert sorted(targets.tolist()) == sorted(table.column("score").to_pylist())
 
 
 def test_rows_without_the_target_column_have_no_label() -> None:

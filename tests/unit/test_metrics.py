@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ray_cfnet.config import Selection
 from ray_cfnet.model.metrics import EvaluationSums, Manifold, distances, num_changed, selection_score
 from ray_cfnet.tables.codec import Encoded, encode
 from ray_cfnet.tables.schema import TableSchema
@@ -82,7 +83,7 @@ def test_metrics_without_rows_are_unknown_not_zero() -> None:
 def test_better_validity_beats_better_accuracy_beats_better_proximity() -> None:
     def score(validity: float, accuracy: float, proximity: float) -> float:
         cf = {"validity": validity, "proximity": proximity}
-        return selection_score({"accuracy": accuracy, "cf": cf, "fcf": {"validity": 1.0}})
+        return selection_score({"accuracy": accuracy, "cf": cf, "fcf": {"validity": 1.0}}, Selection())
 
     assert score(0.99, 0.80, 0.20) > score(0.98, 0.83, 0.20)
     assert score(0.99, 0.82, 0.20) > score(0.99, 0.80, 0.17)

@@ -1,0 +1,97 @@
+"""The paper's tables again: datasets x variants x seeds, each a real training run, as one Markdown table.
+
+    python jobs/reproduce.py --data PATH --datasets adult heloc --variants paper --seeds 0 1 2 --output table.md
+
+Rows already in the output's JSON lines file are not run again, so a stopped run goes on.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from ray_cfnet.cluster.session import ray_session
+from ray_cfnet.commands import run_train
+from ray_cfnet.configfile import load_config
+
+CONF = Path(__file__).parent.parent / "conf"
+DATASETS = ("adult", "credit", "heloc", "oulad", "cancer", "covertype")
+VARIANTS: dict[str, list[str]] = {
+    "default": [],
+    "constant rate": ["training.schedule=constant"],
+    "BCE": ["training.loss=bce"],
+    "SingleBP": ["training.update=single"],
+    "Separate": ["model.separate=true"],
+    "NoPass-p": ["model.pass_prediction=false"],
+    "Posthoc": ["training.update=posthoc"],
+    "NoFreeze": ["training.freeze=false"],
+    "NoSmooth": ["training.label_smoothing=false"],
+    "l1": ["training.proximity_loss=l1"],
+    "Conv": ["model.block=conv"],
+}
+COLUMNS = ("accuracy", "cf validity", "cf proximity", "cf sparsity", "fcf validity", "fcf proximity")
+
+
+def one_run(dataset: str, variant: str, seed: int, data: Path | None, work: Path, epochs: int | None) -> dict[str, Any]:
+    overrides = [*VARIANTS[variant], f"training.seed={seed}", f"output.path={work}/out"]
+    if dataset == "cancer":
+        overrides.append(f"table.path={work}/cancer")
+    else:
+        overrides.append(f"table.path={data}/{dataset}.parquet")
+    if epochs is not None:
+        overrides.append(f"training.epochs={epochs}")
+    config = load_config(CONF / f"{dataset}.yaml", overrides)
+    metrics = run_train(config, lambda _: None)["metrics"]
+    figures = {"accuracy": metrics["accuracy"]}
+    figures |= {f"cf {name}": metrics["cf"][name] for name in ("validity", "proximity", "sparsity")}
+    figures |= {f"fcf {name}": metrics["fcf"][name] for name in ("validity", "proximity")}
+    return {"dataset": dataset, "variant": variant, "seed": seed, "epochs": config.training.epochs, **figures}
+
+
+def markdown(runs: list[dict[str, Any]]) -> str:
+    """Means over seeds."""
+    lines = [
+        f"| table | variant | seeds | epochs | {' | '.join(COLUMNS)} |",
+        "|---|---|---|---|" + "---|" * len(COLUMNS),
+    ]
+    for key in dict.fromkeys((run["dataset"], run["variant"], run["epochs"]) for run in runs):
+        same = [run for run in runs if (run["dataset"], run["variant"], run["epochs"]) == key]
+        cells = []
+        for column in COLUMNS:
+            values = [run[column] for run in same if run[column] is not None]
+            cells.append(f"{mean(values):.3f}" if values else "-")
+        seeds = ", ".join(str(run["seed"]) for run in same)
+        lines.append(f"| {key[0]} | {key[1]} | {seeds} | {key[2]} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="directory with the paper's tables (cancer needs none)")
+    parser.add_argument("--datasets", nargs="+", choices=DATASETS, default=["cancer"])
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=["default"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--epochs", type=int, help="instead of the configuration's")
+    parser.add_argument("--work", type=Path, default=Path("out/reproduce"), help="bundles go there")
+    parser.add_argument("--output", type=Path, default=Path("out/reproduce/table.md"))
+    arguments = parser.parse_args()
+    log = arguments.output.with_suffix(".jsonl")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    runs = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    done = {(run["dataset"], run["variant"], run["seed"]) for run in runs}
+    with ray_session(min_cpus=3):
+        for dataset in arguments.datasets:
+            for variant in arguments.variants:
+                for seed in arguments.seeds:
+                    if (dataset, variant, seed) in done:
+                        continue
+                    runs.append(one_run(dataset, variant, seed, arguments.data, arguments.work, arguments.epochs))
+                    with log.open("a") as file:
+                        file.write(json.dumps(runs[-1]) + "\n")
+                    arguments.output.write_text(markdown(runs))
+                    print(json.dumps(runs[-1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

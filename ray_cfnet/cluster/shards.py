@@ -1,0 +1,88 @@
+"""A worker's share of a split: held in memory, or streamed from Ray Data when it is too large for that."""
+
+import math
+from collections.abc import Iterator
+from typing import Protocol
+
+import ray.data
+import torch
+from torch import Tensor
+
+from ray_cfnet.cluster.ingest import LabelledRows, concatenated, from_arrow
+from ray_cfnet.explain.explainer import tensors
+from ray_cfnet.model.net import Rows
+from ray_cfnet.tables.schema import TableSchema
+
+CHUNK_ROWS = 262_144
+"""Rows that a streaming worker holds and shuffles at a time."""
+
+Batch = tuple[Rows, Tensor]
+
+
+class Shard(Protocol):
+    """Rows that this worker, and no other, sees once in every epoch."""
+
+    def num_batches(self, batch_rows: int) -> int | None:
+        """How many batches an epoch has; None when that shows only at its end."""
+
+    def batches(self, batch_rows: int, generator: torch.Generator) -> Iterator[Batch]:
+        """The rows of an epoch in a new order."""
+
+    def chunks(self) -> Iterator[LabelledRows]:
+        """The rows as they are, in pieces that fit memory."""
+
+
+class MemoryShard:
+    """All rows on the training device, shuffled over the whole shard."""
+
+    def __init__(self, rows: LabelledRows, schema: TableSchema, device: torch.device) -> None:
+        self.rows = rows
+        self.tensors = tensors(rows.encoded, schema, device)
+        self.targets = torch.from_numpy(rows.targets.copy()).to(device)
+
+    def num_batches(self, batch_rows: int) -> int | None:
+        return math.ceil(len(self.rows) / batch_rows)
+
+    def batches(self, batch_rows: int, generator: torch.Generator) -> Iterator[Batch]:
+        order = torch.randperm(len(self.rows), generator=generator).to(self.targets.device)
+        for picked in order.split(batch_rows) if len(order) else ():
+            yield self.tensors.take(picked), self.targets[picked]
+
+    def chunks(self) -> Iterator[LabelledRows]:
+        yield self.rows
+
+
+class StreamShard:
+    """Rows as Ray Data delivers them, shuffled within chunks; memory does not grow with the table."""
+
+    def __init__(self, iterator: ray.data.DataIterator, schema: TableSchema, device: torch.device) -> None:
+        self.iterator = iterator
+        self.schema = schema
+        self.device = device
+
+    def num_batches(self, batch_rows: int) -> int | None:  # noqa: ARG002
+        return None
+
+    def chunks(self) -> Iterator[LabelledRows]:
+        for table in self.iterator.iter_batches(batch_size=CHUNK_ROWS, batch_format="pyarrow", prefetch_batches=1):
+            if len(table):
+                yield from_arrow(table, self.schema)
+
+    def batches(self, batch_rows: int, generator: torch.Generator) -> Iterator[Batch]:
+        left = concatenated([], self.schema)
+        for chunk in self.chunks():
+            # What did not fill a batch goes into the next chunk, so that batches keep their size.
+            rows = MemoryShard(concatenated([left, chunk], self.schema), self.schema, self.device)
+            order = torch.randperm(len(rows.rows), generator=generator)
+            whole = len(order) // batch_rows * batch_rows
+            for picked in order[:whole].to(self.device).split(batch_rows) if whole else ():
+                yield rows.tensors.take(picked), rows.targets[picked]
+            left = rows.rows.take(order[whole:].numpy())
+        if len(left):
+            rows = MemoryShard(left, self.schema, self.device)
+            yield rows.tensors, rows.targets
+
+
+def in_memory(iterator: ray.data.DataIterator, schema: TableSchema, device: torch.device) -> MemoryShard:
+    tables = iterator.iter_batches(batch_size=CHUNK_ROWS, batch_format="pyarrow")
+    return MemoryShard(concatenated([from_arrow(t, schema) for t in tables if len(t)], schema), schema, device)

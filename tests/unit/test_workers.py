@@ -1,0 +1,71 @@
+"""Two workers against one: real processes, real gloo, no Ray.
+
+In doubles: Adam divides by the gradient's own size, which blows float32 rounding of near-zero gradients up.
+"""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from ray_cfnet.cluster.loop import average_gradients, stops_early
+from ray_cfnet.config import Training
+from ray_cfnet.model.net import CounterNet, Rows
+from ray_cfnet.model.rules import SoftRules
+from ray_cfnet.model.step import TwoStageUpdate
+from tests.unit.test_net import LAYOUT, make_net, some_rows
+from tests.unit.test_step import schema
+
+STEPS, BATCH = 20, 128
+
+
+def batch(step: int) -> tuple[Rows, torch.Tensor]:
+    rows = some_rows(BATCH, seed=step)
+    rows = Rows(rows.continuous.double(), rows.codes)
+    return rows, (rows.continuous[:, 0] > 0.5).long()
+
+
+def two_stage(net: CounterNet, sync: object = None) -> TwoStageUpdate:
+    settings = Training(learning_rate=0.01)
+    rules = SoftRules(schema(), LAYOUT)
+    return TwoStageUpdate(net, settings, rules, None, *([sync] if sync else []))  # type: ignore[arg-type]
+
+
+def work(rank: int, cut: int, directory: str) -> None:
+    """One of two workers: rows before `cut` of every batch, or the rest."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=2)
+    net = make_net(dropout=0.0).double()
+    update = two_stage(net, average_gradients)
+    mine = slice(0, cut) if rank == 0 else slice(cut, None)
+    for step in range(STEPS):
+        rows, y = batch(step)
+        update(rows.take(mine), y[mine])
+    torch.save(net.state_dict(), f"{directory}/worker-{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("cut", [64, 100, 0])
+def test_two_workers_give_the_weights_of_one_with_the_whole_batch(cut: int, tmp_path: Path) -> None:
+    mp.spawn(work, args=(cut, str(tmp_path)), nprocs=2)
+    alone = make_net(dropout=0.0).double()
+    start = copy.deepcopy(alone.state_dict())
+    update = two_stage(alone)
+    for step in range(STEPS):
+        update(*batch(step))
+    for rank in (0, 1):
+        weights = torch.load(tmp_path / f"worker-{rank}.pt", weights_only=True)
+        for name, expected in alone.state_dict().items():
+            assert not torch.equal(expected, start[name]), f"{name} did not move: the test shows nothing"
+            torch.testing.assert_close(weights[name], expected, atol=1e-7, rtol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_training_stops_when_the_best_epoch_is_old() -> None:
+    history = [{"score": score} for score in (1.0, 3.0, 2.0, 2.5)]
+    assert not stops_early(history, None)
+    assert not stops_early(history, 3)
+    assert stops_early(history, 2)
+    assert not stops_early([], 1)
