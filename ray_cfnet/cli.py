@@ -156,22 +156,26 @@ def evaluate(
     split: Annotated[
         Literal["train", "validation", "test", "all"], typer.Option("--split", help="which rows to measure on")
     ] = "test",
+    against: Annotated[
+        Literal["paper"] | None, typer.Option("--against", help="show the paper's figures for table.name beside ours")
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a bundle: accuracy, and validity, proximity, sparsity and manifold distance of its counterfactuals.
+    """Measure a bundle: its accuracy and stability, its counterfactuals, and two trivial answers beside them.
 
-    All figures are computed on the values that explain would write, rounded and typed.
+    All figures are computed on the values that explain would write, rounded and typed. docs/columns.md says
+    what each of them means.
 
     Example: ray-cfnet evaluate --config conf/loans.yaml --bundle out/loans/_models/ID --split test
     """
     loaded = _load(config, overrides, input_path)
     from ray_cfnet.commands import run_evaluate
-    from ray_cfnet.display import metrics_table
+    from ray_cfnet.display import show_evaluated
 
     _progress().say(f"evaluating on the {split} split of {loaded.table.path}")
-    result = run_evaluate(loaded, bundle, None if split == "all" else split)
-    _finish(result, as_json, lambda console, metrics: console.print(metrics_table(metrics)))
+    result = run_evaluate(loaded, bundle, None if split == "all" else split, against)
+    _finish(result, as_json, show_evaluated)
 
 
 @app.command()

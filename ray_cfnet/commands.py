@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow.parquet as pq
 
@@ -14,6 +14,7 @@ from ray_cfnet.cluster.train import train
 from ray_cfnet.config import Config
 from ray_cfnet.explain.reasons import sentence
 from ray_cfnet.model.bundle import Bundle
+from ray_cfnet.model.paper import paper_figures
 from ray_cfnet.model.store import MODELS, list_models, promote, resolve_bundle, roll_back
 from ray_cfnet.tables.plan import open_source
 from ray_cfnet.tables.samples import make_sample
@@ -58,12 +59,15 @@ def run_explain(config: Config, bundle: str, partition: str | None, on_unit: OnU
     return {name: manifest[name] for name in (*names, "seconds", "rows_per_s", "output")}
 
 
-def run_evaluate(config: Config, bundle: str, split: SplitName | None) -> dict[str, Any]:
-    """Measures a bundle on a split: rows, accuracy, cf and fcf metrics."""
+def run_evaluate(
+    config: Config, bundle: str, split: SplitName | None, against: Literal["paper"] | None = None
+) -> dict[str, Any]:
+    """Measures a bundle on a split: rows, accuracy, cf, fcf and all else; with the paper's figures if asked."""
+    figures = {"paper": paper_figures(config.table.name)} if against == "paper" else {}
     source = open_source(config.table.path)
     loaded = Bundle.load(resolve_bundle(Location.of(bundle)))
     with ray_session():
-        return {"model_id": loaded.id, **evaluate(source, loaded, config, split)}
+        return {"model_id": loaded.id, **evaluate(source, loaded, config, split, everything=True), **figures}
 
 
 def run_promote(config: Config, bundle: str | None, store: str | None, force: str | None) -> dict[str, Any]:

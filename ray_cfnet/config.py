@@ -121,6 +121,7 @@ class Table(_Section):
     """The table: where it is, what is predicted, and what a person can change."""
 
     path: str = Field(description="a Parquet file, a directory or a hive-partitioned tree; local or s3://")
+    name: str | None = Field(default=None, description="which table this is; evaluate --against paper looks it up")
     target: str = Field(description="the column to predict: 0/1, booleans, strings or integers")
     target_probability: bool = Field(
         default=False, description="the target is another model's probability of class 1 (black-box mode)"
@@ -240,6 +241,20 @@ class Explain(_Section):
     unit_rows: int = Field(default=500_000, ge=1, description="rows per work unit, about")
 
 
+class Evaluate(_Section):
+    """What `evaluate` measures beside accuracy and counterfactuals."""
+
+    second_order_threshold: float = Field(
+        default=2.0, ge=0, description="second order takes back number changes up to this size, in the column's unit"
+    )
+    epsilons: list[Annotated[float, Field(ge=0)]] = Field(
+        default=[0.0, 0.01, 0.03, 0.05, 0.1, 0.2],
+        min_length=1,
+        description="sizes of the attacks on the predictor, in encoded units (a number's training range is 1)",
+    )
+    robustness_rows: int = Field(default=5_000, ge=1, description="rows attacked at most, spread over the table")
+
+
 class Output(_Section):
     """Where results go: bundles for train, the explained table for explain."""
 
@@ -274,5 +289,6 @@ class Config(_Section):
     training: Training = Training()
     cluster: Cluster = Cluster()
     explain: Explain = Explain()
+    evaluate: Evaluate = Evaluate()
     output: Output = Output()
     promotion: Promotion = Promotion()

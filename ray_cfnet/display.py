@@ -90,6 +90,84 @@ def metrics_table(metrics: dict[str, Any]) -> Table:
     return table
 
 
+def show_evaluated(console: Console, metrics: dict[str, Any]) -> None:
+    """Our answers beside the trivial ones, the predictor's stability, and the paper's figures if asked for."""
+    console.print(
+        f"accuracy {_number(metrics['accuracy'])} on {metrics['rows']:,} rows, "
+        f"{metrics['ms_per_row']:.4f} ms to explain one, {metrics['fcf']['violations']} rules broken",
+        highlight=False,
+    )
+    _print_tables(console, [_answers_table(metrics), _stability_table(metrics["stability"])])
+    if "paper" in metrics:
+        _print_tables(console, [_paper_table(metrics)])
+
+
+def _print_tables(console: Console, tables: list[Table]) -> None:
+    for table in tables:
+        console.print()
+        console.print(table)
+
+
+def _plain_table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for position, name in enumerate(columns):
+        table.add_column(name, justify="right" if position else "left", no_wrap=True)
+    return table
+
+
+def _answers_table(metrics: dict[str, Any]) -> Table:
+    names = ("validity", "proximity", "sparsity", "manifold", "distinct")
+    table = _plain_table("counterfactuals", "", *names)
+    small = f"without changes up to {metrics['second_order_threshold']:g}"
+    trivial = metrics["trivial"]
+    for label, values in (
+        ("generated cf", metrics["cf"]),
+        (f"  {small}", metrics["cf"]["second_order"]),
+        ("feasible fcf", metrics["fcf"]),
+        (f"  {small}", metrics["fcf"]["second_order"]),
+        ("trivial: one row for all", trivial["constant"]),
+        ("trivial: nearest row", trivial["nearest"]),
+        ("the rows themselves", {"manifold": metrics["manifold_of_rows"]}),
+    ):
+        table.add_row(label, *(_number(values[name]) if name in values else "" for name in names))
+    return table
+
+
+def _stability_table(stability: dict[str, Any]) -> Table:
+    table = _plain_table(
+        f"predictions that stay under attack ({stability['rows']:,} rows)",
+        "epsilon",
+        *(f"{epsilon:g}" for epsilon in stability["epsilons"]),
+    )
+    for name in ("fgsm", "pgd"):
+        table.add_row(name.upper(), *map(_number, stability[name]))
+    return table
+
+
+def _paper_table(metrics: dict[str, Any]) -> Table:
+    paper, cf = metrics["paper"], metrics["cf"]
+    theirs, tables = paper["cf"], paper["tables"]
+    table = _plain_table(f"ours and the paper's ({paper['dataset']})", "", "ours", "paper")
+    table.add_column("where")
+    lines = [
+        ("accuracy", metrics["accuracy"], paper.get("accuracy"), tables.get("accuracy")),
+        ("accuracy, base model", None, paper.get("base_accuracy"), tables.get("accuracy")),
+        *(
+            (f"cf {name}", cf[name], theirs.get(name), tables["cf"])
+            for name in ("validity", "proximity", "l1", "sparsity", "manifold")
+        ),
+        *(
+            (f"second-order {name}", cf["second_order"][name], value, tables["second_order"])
+            for name, value in theirs.get("second_order", {}).items()
+        ),
+        ("ms per row", metrics["ms_per_row"], paper.get("ms_per_row"), tables.get("ms_per_row")),
+    ]
+    for label, ours, value, where in lines:
+        if value is not None:
+            table.add_row(label, _number(ours), _number(value), where)
+    return table
+
+
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
@@ -154,6 +232,6 @@ def show_demo(console: Console, result: dict[str, Any]) -> None:
     console.print(f"bundle: {result['train']['bundle']}", highlight=False, soft_wrap=True)
     show_explained(console, result["explain"])
     console.rule("how good it is")
-    console.print(metrics_table(result["evaluate"]))
+    show_evaluated(console, result["evaluate"])
     console.rule("one row, in words")
     console.print(result["example"], highlight=False)

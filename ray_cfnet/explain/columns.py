@@ -17,9 +17,10 @@ ROW_STATUS = ("ok", "already_desired", "no_feasible_cf")
 def added_fields(schema: TableSchema, columns: pa.Schema) -> list[pa.Field]:
     """The added columns, in order; counterfactual columns have the type of their feature in the input."""
     types = {name: value_type(columns.field(name).type) for name in schema.feature_names}
-    label_type = "int64" if schema.target.is_probability else schema.target.arrow_type
+    # A predicted probability is told as a class.
+    label_type = pa.int64() if schema.target.is_probability else pa.type_for_alias(schema.target.arrow_type)
     return [
-        pa.field("pred_label", pa.type_for_alias(label_type)),
+        pa.field("pred_label", label_type),
         pa.field("pred_proba", pa.float32()),
         *(pa.field(f"cf_{name}", types[name]) for name in schema.feature_names),
         pa.field("cf_valid", pa.bool_()),

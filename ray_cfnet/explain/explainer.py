@@ -19,6 +19,7 @@ from ray_cfnet.model.net import Rows
 from ray_cfnet.model.step import desired_classes
 from ray_cfnet.tables.codec import (
     REJECT_REASONS,
+    CodeArray,
     Encoded,
     Mask,
     Rejects,
@@ -65,6 +66,14 @@ class Explanations:
     def wants_fcf(self) -> Mask:
         return self.status != _ALREADY_DESIRED
 
+    def take(self, index: Mask) -> "Explanations":
+        """Some of the rows."""
+        picked: dict[str, Any] = {}
+        for item in fields(self):
+            column = getattr(self, item.name)
+            picked[item.name] = column.take(index) if isinstance(column, Encoded) else column[index]
+        return Explanations(**picked)
+
 
 class Explainer:
     """Applies a bundle to Arrow data. Pure: the same rows always give the same columns."""
@@ -107,6 +116,20 @@ class Explainer:
             fcf_probability,
             status,
         )
+
+    @torch.inference_mode()
+    def predicted(self, rows: Encoded) -> CodeArray:
+        """(N,) the predicted classes of rows without rejects."""
+        classes = np.empty(len(rows), dtype=np.int64)
+        for start in range(0, len(rows), BATCH_ROWS):
+            part = slice(start, start + BATCH_ROWS)
+            _, probabilities = self.net.predict(self.net.encode(tensors(rows.take(part), self.schema, self.device)))
+            classes[part] = _numpy(probabilities.argmax(dim=1))
+        return classes
+
+    def wanted(self, predicted: CodeArray) -> CodeArray:
+        """(N,) the classes that rows of these predicted classes should reach."""
+        return 1 - predicted if self.desired is None else np.full_like(predicted, self.desired)
 
     def _prove(self, candidates: Encoded, desired: torch.Tensor) -> tuple[Mask, Floats]:
         """Whether each candidate is predicted as desired, and with which probability."""

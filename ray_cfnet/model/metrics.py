@@ -14,20 +14,33 @@ import torch
 from torch import Tensor
 
 from ray_cfnet.config import Selection
-from ray_cfnet.tables.codec import Encoded, Mask, to_unit
+from ray_cfnet.model.distinct import row_hashes
+from ray_cfnet.tables.codec import CodeArray, Encoded, Mask, to_unit
 from ray_cfnet.tables.constraints import violations
 from ray_cfnet.tables.schema import FloatArray, TableSchema
 
-_REFERENCE_ROWS = 4096
-"""Reference rows compared at a time: keeps the distance matrix small."""
+_ASKED_ROWS, _REFERENCE_ROWS = 256, 4096
+"""Rows compared at a time: the matrix of their distances stays in the processor's cache."""
 
 
 def distances(rows: Encoded, others: Encoded, schema: TableSchema) -> FloatArray:
     """(N,) L1 over the encoded row divided by its width, without building one-hot blocks."""
     span = np.array([f.span for f in schema.continuous])
-    width = len(span) + sum(len(f.categories) for f in schema.categorical)
     moved = (np.abs(rows.values - others.values) / span).sum(axis=1)
-    return (moved + 2.0 * (rows.codes != others.codes).sum(axis=1)) / width
+    return (moved + 2.0 * (rows.codes != others.codes).sum(axis=1)) / encoded_width(schema)
+
+
+def encoded_width(schema: TableSchema) -> int:
+    """Columns of the encoded row: one a number, one a category."""
+    return len(schema.continuous) + sum(len(f.categories) for f in schema.categorical)
+
+
+def second_order(rows: Encoded, cf: Encoded, threshold: float) -> Encoded:
+    """The paper's x'': number changes of at most `threshold` (raw units) are taken back, categories stay."""
+    # Two decimals that lie exactly `threshold` apart may as doubles be a last digit further.
+    slack = np.spacing(np.maximum(np.abs(rows.values), np.abs(cf.values)))
+    small = np.abs(rows.values - cf.values) <= threshold + slack
+    return Encoded(np.where(small, rows.values, cf.values), cf.codes)
 
 
 def num_changed(rows: Encoded, others: Encoded) -> npt.NDArray[np.int32]:
@@ -37,27 +50,48 @@ def num_changed(rows: Encoded, others: Encoded) -> npt.NDArray[np.int32]:
 
 
 class Manifold:
-    """The training rows, to ask how far a row is from the nearest of them."""
+    """Reference rows, to ask which of them is nearest to a row and how far it is."""
 
     def __init__(self, reference: Encoded, schema: TableSchema) -> None:
         self.schema = schema
-        self.reference = torch.unique(self._dense(reference), dim=0)
+        _, self.positions = np.unique(row_hashes(reference), return_index=True)
+        self.numbers, self.blocks = self._tensors(reference.take(self.positions))
 
-    def _dense(self, rows: Encoded) -> Tensor:
-        """One-hot blocks: L1 between two of them is 2 for different categories, 0 for equal ones."""
-        parts = [torch.from_numpy(to_unit(rows.values, self.schema))]
+    def _tensors(self, rows: Encoded) -> tuple[Tensor, Tensor]:
+        """Scaled numbers and one-hot blocks."""
+        parts = [torch.empty(len(rows), 0)]
         for column, feature in enumerate(self.schema.categorical):
             codes = torch.from_numpy(np.ascontiguousarray(rows.codes[:, column]))
             parts.append(torch.nn.functional.one_hot(codes, len(feature.categories)).float())
-        return torch.cat(parts, dim=1)
+        return torch.from_numpy(to_unit(rows.values, self.schema)), torch.cat(parts, dim=1)
+
+    def nearest(self, rows: Encoded) -> tuple[FloatArray, CodeArray]:
+        """(N,) L1 to the nearest reference row, and that row's position among those given."""
+        _, first, where = np.unique(row_hashes(rows), return_index=True, return_inverse=True)
+        numbers, blocks = self._tensors(rows.take(first))
+        distance = torch.full((len(first),), torch.inf)
+        position = torch.zeros(len(first), dtype=torch.int64)
+        for start in range(0, len(self.numbers), _REFERENCE_ROWS):
+            part = slice(start, start + _REFERENCE_ROWS)
+            for asked in range(0, len(first), _ASKED_ROWS):
+                some = slice(asked, asked + _ASKED_ROWS)
+                found, index = self._matrix(numbers[some], blocks[some], part).min(dim=1)
+                better = found < distance[some]
+                distance[some] = torch.where(better, found, distance[some])
+                position[some] = torch.where(better, index + start, position[some])
+        return distance[where].double().numpy(), self.positions[position[where].numpy()]
+
+    def _matrix(self, numbers: Tensor, blocks: Tensor, part: slice) -> Tensor:
+        """L1 of every pair. Two one-hot blocks are 2 apart, less 2 for each category that agrees."""
+        gaps = torch.cdist(numbers, self.numbers[part], p=1)
+        num_blocks = len(self.schema.categorical)
+        if num_blocks == 0:
+            return gaps
+        return gaps.addmm_(blocks, self.blocks[part].T, alpha=-2.0).add_(2.0 * num_blocks)
 
     def distances(self, rows: Encoded) -> FloatArray:
-        """(N,) L1 to the nearest training row."""
-        asked, where = torch.unique(self._dense(rows), dim=0, return_inverse=True)
-        nearest = torch.full((len(asked),), torch.inf)
-        for reference in self.reference.split(_REFERENCE_ROWS):
-            nearest = torch.minimum(nearest, torch.cdist(asked, reference, p=1).amin(dim=1))
-        return nearest[where].double().numpy()
+        """(N,) L1 to the nearest reference row."""
+        return self.nearest(rows)[0]
 
 
 class _Sums:
@@ -121,6 +155,36 @@ class CounterfactualSums(_Sums):
             "proximity": _ratio(self.distance, self.given),
             "sparsity": _ratio(self.sparsity, self.given),
             "manifold": _ratio(self.manifold, self.manifold_rows),
+        }
+
+
+@dataclass
+class ChangeSums(_Sums):
+    """The short form, for answers that are shown beside the counterfactuals."""
+
+    asked: int = 0
+    given: int = 0
+    valid: int = 0
+    distance: float = 0.0
+    changed: int = 0
+
+    def add(self, rows: Encoded, answers: Encoded, valid: Mask, given: Mask, schema: TableSchema) -> None:
+        """Takes in N rows and their answers; only `given` ones count for distances."""
+        self.asked += len(rows)
+        self.given += int(given.sum())
+        self.valid += int((valid & given).sum())
+        rows, answers = rows.take(given), answers.take(given)
+        self.distance += float(distances(rows, answers, schema).sum())
+        self.changed += int(num_changed(rows, answers).sum())
+
+    def summary(self, schema: TableSchema) -> dict[str, float | None]:
+        """Proximity and sparsity as everywhere here; l1 and num_changed are the same as plain sums."""
+        return {
+            "validity": _ratio(self.valid, self.asked),
+            "proximity": _ratio(self.distance, self.given),
+            "l1": _ratio(self.distance * encoded_width(schema), self.given),
+            "sparsity": _ratio(self.changed / len(schema.features), self.given),
+            "num_changed": _ratio(self.changed, self.given),
         }
 
 

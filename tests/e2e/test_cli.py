@@ -34,7 +34,7 @@ def test_no_command_or_option_vanishes_unnoticed() -> None:
     assert found == {
         "train": sorted([*common, "--output", "-o", "--input", "-i"]),
         "explain": sorted([*common, "--bundle", "-b", "--output", "-o", "--input", "-i", "--partition", "-p"]),
-        "evaluate": sorted([*common, "--bundle", "-b", "--input", "-i", "--split"]),
+        "evaluate": sorted([*common, "--bundle", "-b", "--input", "-i", "--split", "--against"]),
         "promote": sorted([*common, "--bundle", "-b", "--store", "--force", "--rollback"]),
         "models": ["--json", "store"],
         "demo": sorted([*common, "--output", "-o"]),
@@ -54,7 +54,7 @@ def test_config_checks_a_file_and_prints_the_schema() -> None:
     checked = run("config", "check", "--config", "conf/loans.yaml", "--set", "training.epochs=7", "--json")
     assert json.loads(checked.stdout)["config"]["training"]["epochs"] == 7
     schema = json.loads(run("config", "schema").stdout)
-    sections = {"table", "split", "model", "training", "cluster", "explain", "output", "promotion"}
+    sections = {"table", "split", "model", "training", "cluster", "explain", "evaluate", "output", "promotion"}
     assert sections == schema["properties"].keys()
 
 

@@ -15,7 +15,7 @@ import torch
 from ray_cfnet.commands import run_evaluate, run_explain
 from ray_cfnet.config import Config
 from ray_cfnet.configfile import load_config
-from ray_cfnet.errors import BundleError, InputError
+from ray_cfnet.errors import BundleError, ConfigError, InputError
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.tables.storage import Location
 from tests.integration.conftest import CONF, Trained
@@ -191,6 +191,44 @@ def test_evaluate_agrees_with_the_written_table(trained: Trained, explained: dic
     assert metrics["fcf"]["validity"] == pytest.approx(validity)
     assert metrics["fcf"]["sparsity"] == pytest.approx(changed)
     assert metrics["fcf"]["proximity"] == pytest.approx(distance, rel=1e-4)
+
+    schema = Bundle.load(Location.of(trained.bundle)).schema
+    for key, condition in (("cf", "true"), ("fcf", "row_status = 'ok'")):
+        answers = ", ".join(f"{key}_{name}" for name in schema.feature_names)
+        share = duckdb.sql(
+            f"""
+            SELECT count(DISTINCT ({answers})) / count(DISTINCT ({", ".join(schema.feature_names)}))
+            FROM read_parquet('{explained["output"]}/ds=*/*.parquet') WHERE {condition}
+            """
+        ).fetchall()[0][0]
+        assert metrics[key]["distinct"] == pytest.approx(share)
+        second = metrics[key]["second_order"]
+        assert second["validity"] <= 1
+        assert second["l1"] <= metrics[key]["l1"]
+        assert second["sparsity"] <= metrics[key]["sparsity"]
+        assert second["num_changed"] == pytest.approx(13 * second["sparsity"])
+
+    wanting = duckdb.sql(
+        f"SELECT count(*) FROM read_parquet('{explained['output']}/ds=*/*.parquet') "
+        "WHERE row_status <> 'already_desired'"
+    ).fetchall()[0][0]
+    trivial = metrics["trivial"]
+    assert trivial["rows"] == wanting
+    assert trivial["constant"]["validity"] == trivial["nearest"]["validity"] == 1
+    assert 0 < trivial["nearest"]["proximity"] < trivial["constant"]["proximity"]
+    stability = metrics["stability"]
+    assert stability["rows"] == 4000
+    assert stability["epsilons"] == trained.config.evaluate.epsilons
+    for attack in ("fgsm", "pgd"):
+        assert stability[attack][0] == 1
+        assert 1 > stability[attack][-1] >= 0
+    assert 0 < metrics["ms_per_row"] < 100
+    assert metrics["second_order_threshold"] == 2
+
+
+def test_against_the_paper_needs_one_of_its_tables(trained: Trained) -> None:
+    with pytest.raises(ConfigError, match="adult, cancer, covertype, credit"):
+        run_evaluate(trained.config, trained.bundle, "test", against="paper")
 
 
 def test_a_missing_column_is_named_with_the_nearest(trained: Trained, copied: Config) -> None:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cfnet.config import Split
-from ray_cfnet.tables.split import rows_in_split
+from ray_cfnet.tables.split import SpacedRows, expected_rows, rows_in_split
 from tests.unit.strategies import splits
 
 NAMES = ("train", "validation", "test")
@@ -80,3 +80,24 @@ def test_random_membership_does_not_depend_on_the_size_of_the_table():
     np.testing.assert_array_equal(
         rows_in_split("train", split, 0, 50, 50), rows_in_split("train", split, 0, 50, 1_000_000)
     )
+
+
+@given(splits, st.integers(1, 300), st.data())
+def test_expected_rows_are_exact_for_a_sequential_split(split: Split, table_rows: int, data: st.DataObject):
+    split = split.model_copy(update={"method": "sequential"})
+    first = data.draw(st.integers(0, table_rows))
+    count = data.draw(st.integers(0, table_rows - first))
+    for name in NAMES:
+        mask = rows_in_split(name, split, first, count, table_rows)
+        assert expected_rows(name, split, first, count, table_rows) == mask.sum()
+
+
+@given(st.integers(0, 400), st.integers(0, 400), st.lists(st.integers(0, 90), max_size=6))
+def test_spaced_rows_are_even_the_same_for_any_cut_and_never_too_many(total: int, limit: int, batches: list[int]):
+    spaced, whole = SpacedRows(total, limit), SpacedRows(total, limit)
+    picked = np.concatenate([np.empty(0, bool), *(spaced.next(rows) for rows in batches)])
+    assert picked.tolist() == whole.next(sum(batches)).tolist()
+    assert picked.sum() <= limit
+    if limit <= total == len(picked) > 0:
+        assert picked.sum() == limit
+        assert len(set(np.diff(np.flatnonzero(picked)))) <= 2
