@@ -20,6 +20,7 @@ from ray_cfnet.explain.evaluation import evaluated
 from ray_cfnet.explain.explainer import Explainer, tensors
 from ray_cfnet.model.bundle import Bundle, Settings, make_net
 from ray_cfnet.model.net import CounterNet, MixedLinear, Rows
+from ray_cfnet.model.robustness import StabilitySums
 from ray_cfnet.model.rules import SoftRules
 from ray_cfnet.model.step import TwoStageUpdate, cross_entropy
 from ray_cfnet.tables.fit import TableStats, check_types, fit_schema
@@ -290,6 +291,14 @@ def test_other_networks_learn_to_predict_and_to_flip(switches: dict) -> None:
     _, flipped = net.predict(net.encode_dense(x_prime))
     assert (probabilities.argmax(1) == y).float().mean() > 0.95
     assert (flipped.argmax(1) != probabilities.argmax(1)).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("switches", [{"block": "conv"}, {"separate": True}, {"pass_prediction": False}], ids=str)
+def test_other_networks_can_be_attacked(switches: dict) -> None:
+    sums = StabilitySums([0.0, 0.1, 1.0])
+    sums.add(net_with(**switches).eval(), some_rows())
+    assert sums.rows == 64
+    assert sums.fgsm[-1] <= sums.fgsm[0] == 64
 
 
 @pytest.mark.parametrize("settings", [{}, {"update": "single"}, {"update": "posthoc"}, {"freeze": False}], ids=str)
