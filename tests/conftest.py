@@ -1,9 +1,13 @@
-"""Where the real tables are."""
+"""What all tests share: one torch thread, and where the real tables are."""
 
 import os
 from pathlib import Path
 
 import pytest
+import torch
+
+# Small nets on a shared machine: a second thread costs more than it gives.
+torch.set_num_threads(1)
 
 ROOT = Path(__file__).parent.parent
 

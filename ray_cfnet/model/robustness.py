@@ -57,7 +57,7 @@ class StabilitySums:
 
 def _logits(net: CounterNet, x: Tensor) -> Tensor:
     p, _ = net.predict(net.encode_dense(x))
-    return net.classifier(p.flatten(1))
+    return net.classifier(p.flatten(1))  # a convolutional p has positions
 
 
 def _kept(net: CounterNet, x: Tensor, predicted: Tensor) -> int:

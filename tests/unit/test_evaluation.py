@@ -122,6 +122,12 @@ def test_every_figure_of_the_paper_meets_one_of_ours() -> None:
         assert theirs.keys() - {"base_accuracy"} <= ours.keys()
 
 
+def test_the_papers_sparsity_is_its_second_order_sparsity() -> None:
+    for name in ("adult", "heloc", "oulad", "titanic", "cancer"):
+        cf = FIGURES[name]["cf"]
+        assert cf["sparsity"] == pytest.approx(cf["second_order"]["sparsity"], abs=0.00051)  # three digits
+
+
 @pytest.mark.parametrize("name", [None, "loans"])
 def test_a_table_that_the_paper_does_not_have_is_refused_with_those_it_has(name: str | None) -> None:
     with pytest.raises(ConfigError, match="adult, cancer, covertype, credit, german, heloc, oulad, student, titanic"):
