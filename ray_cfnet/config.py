@@ -220,6 +220,8 @@ class Training(_Section):
     def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if data.get("update") == "posthoc" and data.get("freeze") is False:
             yield "freeze", "false contradicts update: posthoc, which explains a finished predictor; remove one"
+        if data.get("update") == "posthoc" and data.get("patience") is not None:
+            yield "patience", "would end update: posthoc before its generator is trained; remove one"
 
 
 class Cluster(_Section):

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,12 +12,15 @@ from pydantic import ValidationError
 from torch import nn
 
 from ray_cfnet import config
+from ray_cfnet.cluster.checkpoint import load_state, save_state
 from ray_cfnet.cluster.ingest import EncodeUnit, concatenated, from_arrow, labelled_rows
+from ray_cfnet.cluster.shards import MemoryShard, StreamShard
 from ray_cfnet.errors import InputError
 from ray_cfnet.explain.evaluation import evaluated
 from ray_cfnet.explain.explainer import Explainer, tensors
 from ray_cfnet.model.bundle import Bundle, Settings, make_net
 from ray_cfnet.model.net import CounterNet, MixedLinear, Rows
+from ray_cfnet.model.robustness import StabilitySums
 from ray_cfnet.model.rules import SoftRules
 from ray_cfnet.model.step import TwoStageUpdate, cross_entropy
 from ray_cfnet.tables.fit import TableStats, check_types, fit_schema
@@ -177,9 +181,27 @@ def test_each_half_of_posthoc_has_the_whole_schedule() -> None:
     assert rates == pytest.approx([1.0, 0.505, 1.0, 0.505])
 
 
-def test_posthoc_without_freeze_is_refused() -> None:
+def test_posthoc_is_refused_where_h_and_f_would_move_or_g_never_come_to_its_turn() -> None:
     with pytest.raises(ValidationError, match="contradicts update: posthoc"):
         config.Training(update="posthoc", freeze=False)
+    with pytest.raises(ValidationError, match="before its generator is trained"):
+        config.Training(update="posthoc", patience=5)
+
+
+@pytest.mark.parametrize("settings", [{"update": "single"}, {"update": "posthoc"}, {"freeze": False}], ids=str)
+def test_a_restored_ablation_goes_on_bit_for_bit(settings: dict, tmp_path: Path) -> None:
+    def go_on(update: TwoStageUpdate, seeds: range) -> None:
+        for seed in seeds:
+            update.set_progress(seed / 6)
+            update(some_rows(seed=seed), labels())
+
+    whole, resumed = make_update(net_with(), **settings), make_update(net_with(), **settings)
+    go_on(whole, range(2))
+    save_state(str(tmp_path), whole, [])
+    go_on(whole, range(2, 6))
+    load_state(str(tmp_path), resumed)
+    go_on(resumed, range(2, 6))
+    assert moved(whole.net, resumed.net.state_dict()) == set()
 
 
 def test_without_the_prediction_the_generator_takes_z_alone() -> None:
@@ -271,6 +293,14 @@ def test_other_networks_learn_to_predict_and_to_flip(switches: dict) -> None:
     assert (flipped.argmax(1) != probabilities.argmax(1)).float().mean() > 0.9
 
 
+@pytest.mark.parametrize("switches", [{"block": "conv"}, {"separate": True}, {"pass_prediction": False}], ids=str)
+def test_other_networks_can_be_attacked(switches: dict) -> None:
+    sums = StabilitySums([0.0, 0.1, 1.0])
+    sums.add(net_with(**switches).eval(), some_rows())
+    assert sums.rows == 64
+    assert sums.fgsm[-1] <= sums.fgsm[0] == 64
+
+
 @pytest.mark.parametrize("settings", [{}, {"update": "single"}, {"update": "posthoc"}, {"freeze": False}], ids=str)
 @pytest.mark.parametrize("switches", [{}, {"block": "conv"}, {"separate": True}], ids=str)
 def test_an_empty_batch_moves_nothing_and_takes_part_in_every_collective(settings: dict, switches: dict) -> None:
@@ -288,7 +318,7 @@ def test_an_empty_batch_moves_nothing_and_takes_part_in_every_collective(setting
 
 
 @pytest.mark.parametrize("switches", [{"block": "conv"}, {"separate": True}, {"pass_prediction": False}], ids=str)
-def test_other_networks_are_saved_and_loaded(switches: dict, tmp_path) -> None:
+def test_other_networks_are_saved_and_loaded(switches: dict, tmp_path: Path) -> None:
     whole = CONFIG.model_copy(update={"model": config.Model(encoder=[9, 5], predictor=[4], generator=[7], **switches)})
     schema = soft_schema(soft_people(50))
     bundle = Bundle(make_net(schema, whole.model).eval(), schema, Settings.of(whole), {})
@@ -382,6 +412,33 @@ def test_probabilities_reach_the_worker_and_bad_ones_do_not() -> None:
     assert rows.labels.tolist() == [int(score > 0.5) for score in rows.targets]
     nothing = from_arrow(EncodeUnit(_Reader(), schema, [None])({"item": np.array([0])}), schema)
     assert len(nothing) == len(nothing.targets) == 0
+
+
+class _Iterator:
+    """A `ray.data.DataIterator` over tables in memory."""
+
+    def __init__(self, *tables: pa.Table) -> None:
+        self.tables = tables
+
+    def iter_batches(self, **_: object):
+        return iter(self.tables)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_probability_stays_with_its_row_in_both_kinds_of_shard(stream: bool) -> None:
+    table = soft_people(100)
+    schema, device = soft_schema(table), torch.device("cpu")
+    encoded = EncodeUnit(_Reader(table), schema, [None])({"item": np.array([0])})
+    if stream:
+        shard = StreamShard(_Iterator(encoded.slice(0, 37), encoded.slice(37)), schema, device)
+    else:
+        shard = MemoryShard(from_arrow(encoded, schema), schema, device)
+    batches = list(shard.batches(16, torch.Generator().manual_seed(0)))
+    income = torch.cat([rows.continuous[:, 1] for rows, _ in batches]).double()
+    targets = torch.cat([target for _, target in batches])
+    lower, span = schema.continuous[1].lower, schema.continuous[1].span
+    torch.testing.assert_close(targets, torch.sigmoid((lower + income * span - 50_000) / 10_000), atol=1e-5, rtol=0)
+    assert sorted(targets.tolist()) == sorted(table.column("score").to_pylist())
 
 
 def test_rows_without_the_target_column_have_no_label() -> None:
