@@ -21,7 +21,7 @@ from ray_cfnet.cluster.ingest import READ_ROWS
 from ray_cfnet.cluster.ledger import MANIFEST_VERSION, RunFiles, UnitRecord, run_id, totals, unit_entries
 from ray_cfnet.cluster.units import map_units
 from ray_cfnet.errors import InputError
-from ray_cfnet.explain.columns import ROW_STATUS, file_schema, output_schema, rejects_schema
+from ray_cfnet.explain.columns import ROW_STATUS, output_schema, rejects_schema, type_metadata
 from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.tables.plan import Source, Unit, check_columns, check_same_columns, read_unit
@@ -87,8 +87,10 @@ class _Part(ExitStack):
             return
         if self._writer is None:
             sink = self.enter_context(self._place.atomic_sink())
-            schema = file_schema(table.schema, self._declared)
-            self._writer = self.enter_context(pq.ParquetWriter(sink, schema, compression="zstd", store_schema=False))
+            self._writer = self.enter_context(
+                pq.ParquetWriter(sink, table.schema, compression="zstd", store_schema=False)
+            )
+            self._writer.add_key_value_metadata(type_metadata(self._declared))
         self._writer.write_table(table)
         self.num_rows += len(table)
 

@@ -63,11 +63,10 @@ def rejects_schema(columns: pa.Schema) -> pa.Schema:
     return pa.schema([*columns, *(pa.field(name, pa.string()) for name in REJECT_COLUMNS)])
 
 
-def file_schema(written: pa.Schema, declared: pa.Schema) -> pa.Schema:
-    """`written` with metadata that makes readers see `declared`.
+def type_metadata(declared: pa.Schema) -> dict[str, bytes]:
+    """Parquet metadata that makes Arrow readers see `declared`, whatever the writer was handed.
 
-    Strings are handed to the Parquet writer as dictionaries, which is faster; without this, pyarrow would
-    read the columns back as dictionaries and a passed-through column would have changed its type.
+    Strings are handed to it as dictionaries, which is faster; without this, a passed-through string column
+    would be read back as a dictionary, and time zones and durations would be lost.
     """
-    encoded = base64.b64encode(declared.serialize().to_pybytes())
-    return written.with_metadata({b"ARROW:schema": encoded})
+    return {"ARROW:schema": base64.b64encode(declared.serialize().to_pybytes())}

@@ -97,7 +97,7 @@ def test_a_wrong_option_exits_with_2() -> None:
 
 
 def test_train_explain_and_evaluate_as_processes_print_one_json_object_each(tmp_path: Path) -> None:
-    paths = ("--set", f"table.path={tmp_path}/loans", "--set", "table.sample.rows=800")
+    paths = ("--set", f"table.path={tmp_path}/loans", "--set", "table.sample.rows=800", "--set", "cluster.num_actors=1")
     train = run(
         "train",
         "--config",

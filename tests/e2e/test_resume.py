@@ -17,7 +17,13 @@ EPOCHS = 12
 
 
 def start(directory: Path, *overrides: str) -> subprocess.Popen[str]:
-    settings = [f"table.path={directory}/loans", "table.sample.rows=16000", f"training.epochs={EPOCHS}", *overrides]
+    settings = [
+        f"table.path={directory}/loans",
+        "table.sample.rows=8000",
+        "cluster.num_actors=1",
+        f"training.epochs={EPOCHS}",
+        *overrides,
+    ]
     arguments = [part for setting in settings for part in ("--set", setting)]
     command = [
         sys.executable,

@@ -32,7 +32,12 @@ def explained(trained: Trained) -> dict[str, Any]:
 def copied(trained: Trained, tmp_path: Path) -> Config:
     """The table in a place of its own, to be damaged."""
     shutil.copytree(trained.config.table.path, tmp_path / "loans")
-    overrides = [f"table.path={tmp_path}/loans", f"output.path={tmp_path}/out", "table.sample=null"]
+    overrides = [
+        f"table.path={tmp_path}/loans",
+        f"output.path={tmp_path}/out",
+        "table.sample=null",
+        "cluster.num_actors=1",
+    ]
     return load_config(CONF / "loans.yaml", overrides)
 
 
