@@ -114,10 +114,10 @@ def explain(
     check_same_columns(source)
     written = output_schema(schema, source.schema)
     output = Location.of(whole.output.path)
-    if output.overlaps(source.root):
+    if output.is_within(source.root) and not source.is_file:
         raise InputError(
             f"{output}: the output would lie among the input's files in {source.root}",
-            "choose an --output (output.path) that is neither below nor above the input",
+            "choose an --output (output.path) outside of the input's directory",
         )
     run = RunFiles(output, run_id(source, bundle.id, whole.explain.model_dump(mode="json"), written))
     units = source.units(whole.explain.unit_rows)

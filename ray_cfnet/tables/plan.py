@@ -67,6 +67,8 @@ class Source:
 
     root: Location
     files: tuple[SourceFile, ...]
+    is_file: bool = False
+    """One file was named; what else lies in its directory is not part of the table."""
 
     @property
     def num_rows(self) -> int:
@@ -110,7 +112,7 @@ class Source:
             near = difflib.get_close_matches(partition, known, n=1, cutoff=0.3) or known[-1:]
             hint = f"did you mean --partition {near[0]}?" if near else "the table has no partitions; leave it out"
             raise InputError(f"{self.root}: no partition {partition}", hint)
-        return Source(self.root, files)
+        return Source(self.root, files, self.is_file)
 
 
 def _pieces(files: list[SourceFile], unit_rows: int) -> Iterator[Piece]:
@@ -134,7 +136,8 @@ def open_source(path: str) -> Source:
     root = Location.of(path)
     if not root.exists():
         raise InputError(f"{root}: no such file or directory", "check table.path, or pass --input PATH")
-    if root.is_dir():
+    is_file = not root.is_dir()
+    if not is_file:
         found = [file for file in root.files() if posixpath.splitext(file.path)[1] in _ENDINGS]
         if not found:
             raise InputError(f"{root}: no Parquet files in it", "put .parquet files there, or change table.path")
@@ -150,7 +153,7 @@ def open_source(path: str) -> Source:
         first_row += sum(rows)
     if first_row == 0:
         raise InputError(f"{path}: the table has zero rows", "check the job that writes it, or change table.path")
-    return Source(root, tuple(files))
+    return Source(root, tuple(files), is_file)
 
 
 def _footer(file: Location) -> tuple[tuple[int, ...], pa.Schema]:

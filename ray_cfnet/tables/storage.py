@@ -82,10 +82,10 @@ class Location:
     def __truediv__(self, name: str) -> "Location":
         return Location(posixpath.join(self.uri, name))
 
-    def overlaps(self, other: "Location") -> bool:
-        """Whether one of the two is the other or lies below it."""
+    def is_within(self, other: "Location") -> bool:
+        """Whether this is the other or lies below it."""
         mine, theirs = (os.path.realpath(p.path) + "/" if p.is_local else p.uri + "/" for p in (self, other))
-        return mine.startswith(theirs) or theirs.startswith(mine)
+        return mine.startswith(theirs)
 
     def info(self) -> pafs.FileInfo:
         try:

@@ -102,7 +102,7 @@ def test_a_column_that_cannot_be_trained_on_is_named(tmp_path: Path, column: pa.
 def test_a_diverged_run_fails_with_advice_and_saves_nothing(tmp_path: Path) -> None:
     table = pa.table({"income": range(200), "age": range(200), "y": [0, 1] * 100})
     with pytest.raises(JobError, match=r"diverged in epoch 1; lower training\.learning_rate"):
-        run_train(_two_column_config(tmp_path, table, "training.learning_rate=1.0e+38"), QUIET)
+        run_train(_two_column_config(tmp_path, table, "training.learning_rate=1.0e+30"), QUIET)
     assert not list((tmp_path / "out").rglob("bundle.json"))
 
 
@@ -114,9 +114,9 @@ def test_names_that_explain_could_not_write_are_found_before_training(tmp_path: 
 
 
 def test_an_empty_split_is_found_before_training(tmp_path: Path) -> None:
-    table = pa.table({"income": range(4), "age": range(4), "y": [0, 1] * 2})
-    with pytest.raises(InputError, match="no row in the test split"):
-        run_train(_two_column_config(tmp_path, table, "split={train: 0.5, validation: 0.49, test: 0.01}"), QUIET)
+    table = pa.table({"income": range(3), "age": range(3), "y": [0, 1, 0]})
+    with pytest.raises(InputError, match="no row in the validation split"):
+        run_train(_two_column_config(tmp_path, table), QUIET)
 
 
 def test_files_of_different_types_are_refused_before_training(tmp_path: Path) -> None:
