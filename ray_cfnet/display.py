@@ -92,14 +92,20 @@ def metrics_table(metrics: dict[str, Any]) -> Table:
 
 def show_evaluated(console: Console, metrics: dict[str, Any]) -> None:
     """Our answers beside the trivial ones, the predictor's stability, and the paper's figures if asked for."""
+    show_answers(console, metrics)
+    _print_tables(console, [_stability_table(metrics["stability"])])
+    if "paper" in metrics:
+        _print_tables(console, [_paper_table(metrics)])
+
+
+def show_answers(console: Console, metrics: dict[str, Any]) -> None:
+    """How good predictions and counterfactuals are, in a dozen lines."""
     console.print(
         f"accuracy {_number(metrics['accuracy'])} on {metrics['rows']:,} rows, "
         f"{metrics['ms_per_row']:.4f} ms to explain one, {metrics['fcf']['violations']} rules broken",
         highlight=False,
     )
-    _print_tables(console, [_answers_table(metrics), _stability_table(metrics["stability"])])
-    if "paper" in metrics:
-        _print_tables(console, [_paper_table(metrics)])
+    _print_tables(console, [_answers_table(metrics)])
 
 
 def _print_tables(console: Console, tables: list[Table]) -> None:
@@ -232,6 +238,6 @@ def show_demo(console: Console, result: dict[str, Any]) -> None:
     console.print(f"bundle: {result['train']['bundle']}", highlight=False, soft_wrap=True)
     show_explained(console, result["explain"])
     console.rule("how good it is")
-    show_evaluated(console, result["evaluate"])
+    show_answers(console, result["evaluate"])
     console.rule("one row, in words")
     console.print(result["example"], highlight=False)
