@@ -166,7 +166,7 @@ def encoded_dataset(source: Source, whole: config.Config, schema: TableSchema, n
     units = source.units(whole.explain.unit_rows)
     encode_unit = EncodeUnit(SplitReader.of(source, whole.table, whole.split, name), schema, units)
     numbers = ray.data.from_items(list(range(len(units))), override_num_blocks=len(units))
-    dataset = numbers.map_batches(encode_unit, batch_size=1, num_cpus=1)  # type: ignore[arg-type]
+    dataset = numbers.map_batches(encode_unit, batch_size=1, num_cpus=1)
     dataset.context.execution_options.preserve_order = True  # the same rows for the same worker, run after run
     return dataset
 
