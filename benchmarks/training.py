@@ -1,6 +1,6 @@
 """Training speed as ratios, each measured within one run: python benchmarks/training.py step loop workers ingest
 
-step     two-stage step / predictor step, batch 128 (target <= 2.2; the paper: about 3)
+step     two-stage step / step of the predictor alone in plain torch, batch 128 (target <= 2.2; the paper: about 3)
 loop     seconds per epoch of a Ray Train run / of the same loop in plain torch, after start-up (<= 1.15)
 workers  rows/s of 2 workers / of 1, batch 4096 (>= 1.6 on two cores)
 ingest   rows/s streamed / from memory, batch 4096 (>= 0.7)
@@ -10,10 +10,13 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from ray_cfnet.cluster.session import ray_session
 from ray_cfnet.commands import run_train
@@ -53,22 +56,46 @@ def plain(config: Config, num_rows: int) -> tuple[Bundle, TwoStageUpdate, Rows, 
     return bundle, update, tensors(encoded, schema, torch.device("cpu")), labels, encoded
 
 
+def predictor_step(update: TwoStageUpdate) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """A step of the predictor alone, as a user of torch would write it: one-hot rows, backward, clip, Adam."""
+    sizes = [update.net.layout.width, 50, 10, 10]
+    layers: list[nn.Module] = []
+    for width_in, width_out in pairwise(sizes):
+        layers += [nn.Linear(width_in, width_out), nn.LeakyReLU(), nn.Dropout(0.3)]
+    predictor = nn.Sequential(*layers, nn.Linear(sizes[-1], 2), nn.Softmax(dim=1))
+    optimizer = torch.optim.Adam(predictor.parameters(), lr=0.003)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(predictor(x)[:, 1], y).backward()
+        nn.utils.clip_grad_norm_(predictor.parameters(), 0.5)
+        optimizer.step()
+
+    return step
+
+
 def step_ratio(work: Path) -> dict[str, float]:
     _, update, rows, labels, _ = plain(config_of(work, "training.batch_size=128"), 25_600)
-    batches = [(rows.take(slice(i, i + 128)), labels[i : i + 128]) for i in range(0, 25_600, 128)]
-    seconds: dict[str, list[float]] = {"base": [], "both": []}
+    slices = [slice(i, i + 128) for i in range(0, 25_600, 128)]
+    batches = [(rows.take(part), labels[part]) for part in slices]
+    dense = [(update.net.layout.dense(batch), y.float()) for batch, y in batches]
+    predictor = predictor_step(update)
+    steps: dict[str, tuple[Callable[..., Any], list[Any]]] = {
+        "predictor_in_torch": (predictor, dense),
+        "stage_1": (lambda batch, y: update._stage_1(batch, update.net.layout.dense(batch), y), batches),
+        "both_stages": (update, batches),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(9):
-        # Turn by turn, so that a busy neighbour slows both alike.
-        started = time.perf_counter()
-        for batch in batches:
-            update._stage_1(*batch)
-        seconds["base"].append(time.perf_counter() - started)
-        started = time.perf_counter()
-        for batch in batches:
-            update(*batch)
-        seconds["both"].append(time.perf_counter() - started)
-    base, both = (statistics.median(seconds[name]) / len(batches) for name in ("base", "both"))
-    return {"base_step_ms": base * 1e3, "two_stage_step_ms": both * 1e3, "ratio": both / base}
+        # Turn by turn, so that a busy neighbour slows all alike.
+        for name, (step, arguments) in steps.items():
+            started = time.perf_counter()
+            for argument in arguments:
+                step(*argument)
+            seconds[name].append(time.perf_counter() - started)
+    ms = {f"{name}_ms": statistics.median(taken) / len(batches) * 1e3 for name, taken in seconds.items()}
+    both = ms["both_stages_ms"]
+    return {**ms, "ratio": both / ms["predictor_in_torch_ms"], "ratio_to_stage_1": both / ms["stage_1_ms"]}
 
 
 def loop_ratio(work: Path) -> dict[str, float]:

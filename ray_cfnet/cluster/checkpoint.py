@@ -21,9 +21,9 @@ _NET = "net/"
 def save_state(directory: str, update: TwoStageUpdate, history: list[dict[str, Any]]) -> None:
     tensors = {_NET + name: weight for name, weight in update.net.state_dict().items()}
     for prefix, optimizer in _optimizers(update).items():
-        for number, weight in enumerate(optimizer.param_groups[0]["params"]):
-            for key, value in optimizer.state[weight].items():
-                tensors[f"{prefix}/{number}/{key}"] = value
+        (weights,) = optimizer.param_groups[0]["params"]
+        for key, value in optimizer.state[weights].items():
+            tensors[f"{prefix}/{key}"] = value
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     safetensors.torch.save_file(kept, str(Path(directory) / _TENSORS))
     (Path(directory) / _HISTORY).write_text(json.dumps(history))
@@ -34,13 +34,11 @@ def load_state(directory: str, update: TwoStageUpdate) -> list[dict[str, Any]]:
     tensors = safetensors.torch.load_file(str(Path(directory) / _TENSORS))
     _load_net(update.net, tensors)
     for prefix, optimizer in _optimizers(update).items():
-        for number, weight in enumerate(optimizer.param_groups[0]["params"]):
-            start = f"{prefix}/{number}/"
-            state = {name[len(start) :]: tensor for name, tensor in tensors.items() if name.startswith(start)}
-            # Adam keeps its step count on the processor, whatever the weights are on.
-            optimizer.state[weight] = {
-                key: value if key == "step" else value.to(weight.device) for key, value in state.items()
-            }
+        (weights,) = optimizer.param_groups[0]["params"]
+        start = f"{prefix}/"
+        optimizer.state[weights] = {
+            name[len(start) :]: tensor.to(weights.device) for name, tensor in tensors.items() if name.startswith(start)
+        }
     return load_history(directory)
 
 
@@ -59,4 +57,4 @@ def _load_net(net: CounterNet, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def _optimizers(update: TwoStageUpdate) -> dict[str, torch.optim.Optimizer]:
-    return {"prediction": update.prediction_optimizer, "generator": update.generator_optimizer}
+    return {"prediction": update.prediction.optimizer, "generator": update.generator.optimizer}

@@ -16,9 +16,10 @@ from ray_cfnet.cluster.shards import Shard, StreamShard, in_memory
 from ray_cfnet.explain.evaluation import evaluated
 from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.model.bundle import Bundle, Settings, desired_index, make_net
+from ray_cfnet.model.descent import alone
 from ray_cfnet.model.metrics import EvaluationSums, selection_score
 from ray_cfnet.model.rules import SoftRules
-from ray_cfnet.model.step import TwoStageUpdate, alone
+from ray_cfnet.model.step import TwoStageUpdate
 from ray_cfnet.tables.schema import TableSchema
 
 
@@ -38,7 +39,7 @@ def train_worker(arguments: dict[str, Any]) -> None:
     net = make_net(schema, settings.model).to(device)
     desired = desired_index(settings.desired, schema)
     rules = SoftRules(schema, net.layout).to(device)
-    update = TwoStageUpdate(net, training, rules, desired, average_gradients if num_workers > 1 else alone)
+    update = TwoStageUpdate(net, training, rules, desired, average_gradient if num_workers > 1 else alone)
     history = _resume(update)
     if history and rank == 0:
         arguments["board"].put.remote({"resumed_after": len(history)})
@@ -130,15 +131,11 @@ def _train_epoch(
     }
 
 
-def average_gradients(gradients: list[Tensor], num_rows: int) -> None:
+def average_gradient(gradient: Tensor, num_rows: int) -> None:
     """The mean over the rows of all workers, in one collective: workers may bring unequal numbers of rows."""
-    flat = torch.cat([*(gradient.flatten() * num_rows for gradient in gradients), gradients[0].new_tensor([num_rows])])
-    dist.all_reduce(flat)
-    flat /= flat[-1].clone()
-    position = 0
-    for gradient in gradients:
-        gradient.copy_(flat[position : position + gradient.numel()].view_as(gradient))
-        position += gradient.numel()
+    summed = torch.cat([gradient * num_rows, gradient.new_tensor([num_rows])])
+    dist.all_reduce(summed)
+    torch.div(summed[:-1], summed[-1], out=gradient)
 
 
 def _over_workers(values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:

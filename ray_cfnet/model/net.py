@@ -64,8 +64,7 @@ class Layout:
         dense = rows.continuous.new_zeros(len(rows), self.width)
         dense[:, : self.num_continuous] = rows.continuous
         if self.category_sizes:
-            starts = torch.tensor(self.block_starts, device=rows.codes.device)
-            dense.scatter_(1, rows.codes + starts, 1.0)
+            dense.scatter_(1, rows.codes + torch.tensor(self.block_starts, device=rows.codes.device), 1.0)
         return dense
 
 
@@ -153,6 +152,11 @@ class CounterNet(nn.Module):
         if separate:
             first = [MixedLinear(layout, encoder[0]), nn.LeakyReLU(), nn.Dropout(dropout), signal]
             self.generator_encoder = nn.Sequential(*first, *_blocks(h_widths, dropout, block))
+        of_generator = [m for part in self.generator_parts() for m in part.modules() if isinstance(m, nn.Dropout)]
+        rest = [
+            m for m in self.modules() if isinstance(m, nn.Dropout) and all(m is not other for other in of_generator)
+        ]
+        self._dropouts = (rest, of_generator)
         self._initialise()
 
     def _initialise(self) -> None:
@@ -179,6 +183,12 @@ class CounterNet(nn.Module):
         own_encoder = [self.generator_encoder] if self.generator_encoder is not None else []
         return [*own_encoder, self.generator, self.generator_out]
 
+    def set_dropout(self, *, predictor: bool, generator: bool) -> None:
+        """Turns dropout of h and f, and of g, on or off; cheaper than `train`, which visits every module."""
+        for part, on in zip(self._dropouts, (predictor, generator), strict=True):
+            for dropout in part:
+                dropout.training = on
+
     def encode(self, rows: Rows) -> Tensor:
         """z = h(x) of hard rows."""
         return self.encoder(self.encoder_in_activation(self.encoder_in(rows)))
@@ -203,10 +213,9 @@ class CounterNet(nn.Module):
 
     def soft(self, raw: Tensor) -> Tensor:
         """The differentiable x': sigmoid for continuous columns, a softmax for each categorical block."""
-        parts = [torch.sigmoid(raw[:, : self.layout.num_continuous])]
-        for start, size in zip(self.layout.block_starts, self.layout.category_sizes, strict=True):
-            parts.append(torch.softmax(raw[:, start : start + size], dim=1))
-        return torch.cat(parts, dim=1)
+        # One split, not a slice a block: its gradient is one concatenation.
+        numbers, *blocks = raw.split([self.layout.num_continuous, *self.layout.category_sizes], dim=1)
+        return torch.cat([torch.sigmoid(numbers), *(torch.softmax(block, dim=1) for block in blocks)], dim=1)
 
     def hard(self, raw: Tensor) -> Rows:
         """x' as rows: the likeliest category of each block."""

@@ -11,51 +11,57 @@ from ray_cfnet.tables.schema import TableSchema
 
 
 class SoftRules:
-    """x, x' -> x'': immutable features as in x, directions and bounds kept, forbidden categories at 0."""
+    """x, x' -> x'': immutable features as in x, directions and bounds kept, forbidden categories at 0.
+
+    Every encoded column has a range of its own and a range around x; both are one clamp of x'. A category that may
+    change to some others only has no weight on the rest.
+    """
 
     def __init__(self, schema: TableSchema, layout: Layout) -> None:
-        self.num_continuous = layout.num_continuous
-        lowest = torch.full((self.num_continuous,), -torch.inf)
-        highest = torch.full((self.num_continuous,), torch.inf)
-        immutable = torch.zeros(layout.width, dtype=torch.bool)
-        self.increase = torch.zeros(self.num_continuous, dtype=torch.bool)
-        self.decrease = torch.zeros(self.num_continuous, dtype=torch.bool)
+        self.block_sizes = [layout.num_continuous, *layout.category_sizes]
+        self.lowest = torch.full((layout.width,), -torch.inf)
+        self.highest = torch.full((layout.width,), torch.inf)
+        self.room_down = torch.full((layout.width,), torch.inf)
+        self.room_up = torch.full((layout.width,), torch.inf)
         for column, number in enumerate(schema.continuous):
-            immutable[column] = number.immutable
-            self.increase[column] = number.direction == "increase"
-            self.decrease[column] = number.direction == "decrease"
             lower, upper = number.bounds
             if lower is not None:
-                lowest[column] = (lower - number.lower) / number.span
+                self.lowest[column] = (lower - number.lower) / number.span
             if upper is not None:
-                highest[column] = (upper - number.lower) / number.span
-        self.lowest, self.highest, self.immutable = lowest, highest, immutable
-        self.directed_blocks: list[tuple[int, slice, Tensor]] = []
+                self.highest[column] = (upper - number.lower) / number.span
+            if number.immutable or number.direction == "increase":
+                self.room_down[column] = 0.0
+            if number.immutable or number.direction == "decrease":
+                self.room_up[column] = 0.0
+        self.directed_blocks: dict[int, Tensor] = {}
         for column, category in enumerate(schema.categorical):
             start, size = layout.block_starts[column], layout.category_sizes[column]
-            immutable[start : start + size] = category.immutable
-            if category.direction != "any" and not category.immutable:
-                # allowed[i, j]: may a row with category i get category j?
-                allowed = torch.ones(size, size).triu()
-                allowed = allowed if category.direction == "increase" else allowed.T.contiguous()
-                self.directed_blocks.append((column, slice(start, start + size), allowed))
+            if category.immutable:
+                self.room_down[start : start + size] = self.room_up[start : start + size] = 0.0
+            elif category.direction != "any":
+                # [i, j]: -inf where a row with category i may not get category j
+                forbidden = torch.ones(size, size).tril(-1).bool()
+                forbidden = forbidden if category.direction == "increase" else forbidden.T
+                self.directed_blocks[column] = torch.zeros(size, size).masked_fill(forbidden, -torch.inf)
 
     def to(self, device: torch.device) -> "SoftRules":
-        for name in ("lowest", "highest", "immutable", "increase", "decrease"):
+        for name in ("lowest", "highest", "room_down", "room_up"):
             setattr(self, name, getattr(self, name).to(device))
-        self.directed_blocks = [(c, block, allowed.to(device)) for c, block, allowed in self.directed_blocks]
+        self.directed_blocks = {column: penalty.to(device) for column, penalty in self.directed_blocks.items()}
         return self
 
-    def project(self, x: Tensor, codes: Tensor, x_prime: Tensor) -> Tensor:
-        """x'' (B, D) of encoded rows x (B, D) with category codes (B, K) and soft candidates x' (B, D)."""
-        count = self.num_continuous
-        numbers = torch.minimum(torch.maximum(x_prime[:, :count], self.lowest), self.highest)
-        numbers = torch.where(self.increase, torch.maximum(numbers, x[:, :count]), numbers)
-        numbers = torch.where(self.decrease, torch.minimum(numbers, x[:, :count]), numbers)
-        projected = torch.cat([numbers, x_prime[:, count:]], dim=1)
-        for column, block, allowed in self.directed_blocks:
-            kept = projected[:, block] * allowed[codes[:, column]]
-            # The row's own category is always allowed; the addend keeps 0/0 away when all weight is forbidden.
-            kept = (kept + 1e-6 * x[:, block]) / (kept.sum(dim=1, keepdim=True) + 1e-6)
-            projected = torch.cat([projected[:, : block.start], kept, projected[:, block.stop :]], dim=1)
-        return torch.where(self.immutable, x, projected)
+    def project(self, x: Tensor, codes: Tensor, raw: Tensor, x_prime: Tensor) -> Tensor:
+        """x'' (B, D) of encoded rows x (B, D) with category codes (B, K).
+
+        `raw` is g's output before its last activations, `x_prime` after: both (B, D).
+        """
+        lowest = torch.maximum(x - self.room_down, self.lowest)
+        highest = torch.minimum(x + self.room_up, self.highest)
+        projected = torch.clamp(x_prime, lowest, highest)
+        if self.directed_blocks:
+            parts = list(projected.split(self.block_sizes, dim=1))
+            raw_parts = raw.split(self.block_sizes, dim=1)
+            for column, penalty in self.directed_blocks.items():
+                parts[1 + column] = torch.softmax(raw_parts[1 + column] + penalty[codes[:, column]], dim=1)
+            projected = torch.cat(parts, dim=1)
+        return projected

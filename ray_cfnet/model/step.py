@@ -12,25 +12,19 @@ is the paper's (y - y_hat)^2 to the letter, and it asks for nothing special when
 """
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ray_cfnet.config import Training
+from ray_cfnet.model.descent import Descent, Sync, alone, as_one_vector
 from ray_cfnet.model.net import CounterNet, Rows
 from ray_cfnet.model.rules import SoftRules
 
 SMOOTHING = 0.03
-
-Sync = Callable[[list[Tensor], int], None]
-"""Averages gradients over all workers in place, weighted by each worker's number of rows."""
-
-
-def alone(gradients: list[Tensor], num_rows: int) -> None:
-    """The `Sync` of a single worker: nothing to average with."""
+DENSE_WIDTH = 256
 
 
 @dataclass
@@ -54,13 +48,13 @@ def desired_classes(probabilities: Tensor, desired: int | None) -> Tensor:
 
 
 def class_distance(target: Tensor, probabilities: Tensor) -> Tensor:
-    """(B,) half squared distance of two probability vectors."""
-    return 0.5 * (target - probabilities).square().sum(dim=1)
+    """Half the squared distance of probability vectors, summed over rows."""
+    return 0.5 * F.mse_loss(probabilities, target, reduction="sum")
 
 
 def cross_entropy(target: Tensor, probabilities: Tensor) -> Tensor:
-    """(B,) cross entropy of two probability vectors; for two classes the binary one."""
-    return -(target * probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()).sum(dim=1)
+    """Cross entropy of probability vectors, summed over rows; for two classes the binary one."""
+    return -(target * probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()).sum()
 
 
 class TwoStageUpdate:
@@ -77,14 +71,19 @@ class TwoStageUpdate:
         self.settings = settings
         self.rules = rules
         self.desired = desired
-        self.sync = sync
         self.class_loss = cross_entropy if settings.loss == "bce" else class_distance
-        self.stage_1_weights = net.prediction_parameters()
-        self.stage_2_weights = net.generator_parameters()
+        self.proximity_loss = F.l1_loss if settings.proximity_loss == "l1" else F.mse_loss
+        self.hard_targets = torch.eye(net.num_classes)  # a row a class
+        if settings.label_smoothing:
+            self.hard_targets = self.hard_targets * (1 - 2 * SMOOTHING) + 2 * SMOOTHING / net.num_classes
+        stage_1, stage_2 = net.prediction_parameters(), net.generator_parameters()
+        everything = as_one_vector([*stage_1, *stage_2])
+        cut = sum(weight.numel() for weight in stage_1)
+        self.hard_targets = self.hard_targets.to(everything)
+        self.prediction = Descent(everything[:cut], stage_1, settings.learning_rate, settings.grad_clip, sync)
         if settings.update == "single" or not settings.freeze:
-            self.stage_2_weights = [*self.stage_1_weights, *self.stage_2_weights]
-        self.prediction_optimizer = torch.optim.Adam(self.stage_1_weights, lr=settings.learning_rate)
-        self.generator_optimizer = torch.optim.Adam(self.stage_2_weights, lr=settings.learning_rate)
+            cut, stage_2 = 0, [*stage_1, *stage_2]
+        self.generator = Descent(everything[cut:], stage_2, settings.learning_rate, settings.grad_clip, sync)
         self.set_progress(0.0)
 
     def set_progress(self, done: float) -> None:
@@ -95,56 +94,51 @@ class TwoStageUpdate:
             done = 2 * done % 1  # each half is a training of its own
         if self.settings.schedule == "cosine":
             share = 0.01 + 0.99 * (1 + math.cos(math.pi * done)) / 2
-            for optimizer in (self.prediction_optimizer, self.generator_optimizer):
-                optimizer.param_groups[0]["lr"] = self.settings.learning_rate * share
+            for descent in (self.prediction, self.generator):
+                descent.set_rate(self.settings.learning_rate * share)
 
     def __call__(self, rows: Rows, labels: Tensor) -> Losses:
         """Trains on B rows. An empty batch still takes part in every `sync`.
 
         `labels` are class indices or, as floats, another model's probabilities of class 1 of two.
         """
+        x = self.net.layout.dense(rows)
         if self.settings.update == "single":
-            prediction, validity, proximity = self._single_stage(rows, labels)
+            prediction, validity, proximity = self._single_stage(rows, x, labels)
         else:
-            prediction = self._stage_1(rows, labels)
-            validity, proximity = self._stage_2(rows)
+            prediction = self._stage_1(rows, x, labels)
+            validity, proximity = self._stage_2(rows, x)
         return Losses(torch.tensor(float(len(rows))), prediction, validity, proximity)
 
-    def _stage_1(self, rows: Rows, labels: Tensor) -> Tensor:
-        self.net.train()
-        _, probabilities = self.net.predict(self.net.encode(rows))
+    def _stage_1(self, rows: Rows, x: Tensor, labels: Tensor) -> Tensor:
+        self.net.set_dropout(predictor=True, generator=True)
+        _, probabilities = self.net.predict(self._encode(rows, x))
         loss = self._prediction_loss(labels, probabilities)
         if self.moves_predictor:
-            self._descend(self.settings.lambda_pred * loss, self.stage_1_weights, self.prediction_optimizer, len(rows))
+            self.prediction.step([loss], [self.settings.lambda_pred], len(rows))
         return loss.detach()
 
-    def _stage_2(self, rows: Rows) -> tuple[Tensor, Tensor]:
+    def _stage_2(self, rows: Rows, x: Tensor) -> tuple[Tensor, Tensor]:
         learns = not self.settings.freeze
-        self.net.train(learns)
-        for part in self.net.generator_parts():
-            part.train()
+        self.net.set_dropout(predictor=learns, generator=True)
         with torch.set_grad_enabled(learns):
-            z = self.net.encode(rows)
+            z = self._encode(rows, x)
             p, probabilities = self.net.predict(z)
             target = self._validity_target(probabilities)
-        validity, proximity = self._counterfactual_losses(rows, p, z, target)
+        validity, proximity = self._counterfactual_losses(rows, x, p, z, target)
         if self.moves_generator:
-            loss = self.settings.lambda_valid * validity + self.settings.lambda_prox * proximity
-            self._descend(loss, self.stage_2_weights, self.generator_optimizer, len(rows))
+            factors = (self.settings.lambda_valid, self.settings.lambda_prox)
+            self.generator.step([validity, proximity], factors, len(rows))
         return validity.detach(), proximity.detach()
 
-    def _single_stage(self, rows: Rows, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        self.net.train()
-        z = self.net.encode(rows)
+    def _single_stage(self, rows: Rows, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        self.net.set_dropout(predictor=True, generator=True)
+        z = self._encode(rows, x)
         p, probabilities = self.net.predict(z)
         prediction = self._prediction_loss(labels, probabilities)
-        validity, proximity = self._counterfactual_losses(rows, p, z, self._validity_target(probabilities))
-        loss = (
-            self.settings.lambda_pred * prediction
-            + self.settings.lambda_valid * validity
-            + self.settings.lambda_prox * proximity
-        )
-        self._descend(loss, self.stage_2_weights, self.generator_optimizer, len(rows))
+        validity, proximity = self._counterfactual_losses(rows, x, p, z, self._validity_target(probabilities))
+        factors = (self.settings.lambda_pred, self.settings.lambda_valid, self.settings.lambda_prox)
+        self.generator.step([prediction, validity, proximity], factors, len(rows))
         return prediction.detach(), validity.detach(), proximity.detach()
 
     def _prediction_loss(self, labels: Tensor, probabilities: Tensor) -> Tensor:
@@ -153,33 +147,23 @@ class TwoStageUpdate:
             target = torch.stack([1 - labels, labels], dim=1).to(probabilities.dtype)
         else:
             target = F.one_hot(labels, self.net.num_classes).to(probabilities.dtype)
-        return self.class_loss(target, probabilities).sum()
+        return self.class_loss(target, probabilities)
 
-    def _counterfactual_losses(self, rows: Rows, p: Tensor, z: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def _encode(self, rows: Rows, x: Tensor) -> Tensor:
+        """z of rows whose dense matrix x is there anyway: of a narrow one the product is cheaper than the gather."""
+        return self.net.encode_dense(x) if x.shape[1] <= DENSE_WIDTH else self.net.encode(rows)
+
+    def _counterfactual_losses(
+        self, rows: Rows, x: Tensor, p: Tensor, z: Tensor, target: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """L2 and L3, summed over rows."""
-        x = self.net.layout.dense(rows)
-        x_prime = self.net.soft(self.net.generate(p, self.net.generator_latent(rows, z)))
-        _, reached = self.net.predict(self.net.encode_dense(self.rules.project(x, rows.codes, x_prime)))
-        moved = x - x_prime
-        distance = moved.abs() if self.settings.proximity_loss == "l1" else moved.square()
-        return self.class_loss(target, reached).sum(), distance.mean(dim=1).sum()
+        raw = self.net.generate(p, self.net.generator_latent(rows, z))
+        x_prime = self.net.soft(raw)
+        feasible = self.rules.project(x, rows.codes, raw, x_prime)
+        _, reached = self.net.predict(self.net.encode_dense(feasible))
+        return self.class_loss(target, reached), self.proximity_loss(x_prime, x, reduction="sum") / x.shape[1]
 
     def _validity_target(self, probabilities: Tensor) -> Tensor:
         if self.settings.validity_target == "soft" and self.desired is None:
             return 1 - probabilities
-        target = F.one_hot(desired_classes(probabilities, self.desired), self.net.num_classes).to(probabilities.dtype)
-        if self.settings.label_smoothing:
-            target = target * (1 - 2 * SMOOTHING) + 2 * SMOOTHING / self.net.num_classes
-        return target
-
-    def _descend(
-        self, loss_sum: Tensor, weights: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, num_rows: int
-    ) -> None:
-        """One step on the mean loss over the rows of all workers. Only `weights` get gradients."""
-        gradients = list(torch.autograd.grad(loss_sum / max(num_rows, 1), weights))
-        self.sync(gradients, num_rows)
-        for weight, gradient in zip(weights, gradients, strict=True):
-            weight.grad = gradient
-        nn.utils.clip_grad_norm_(weights, self.settings.grad_clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        return self.hard_targets[desired_classes(probabilities, self.desired)]

@@ -67,7 +67,7 @@ def losses_written_out(net: CounterNet, y: torch.Tensor, x: torch.Tensor) -> tup
 def test_bce_is_the_binary_cross_entropy_for_two_classes() -> None:
     target, p = torch.tensor([0.0, 1.0, 0.3]), torch.tensor([0.2, 0.9, 0.4])
     found = cross_entropy(torch.stack([1 - target, target], dim=1), torch.stack([1 - p, p], dim=1))
-    torch.testing.assert_close(found, nn.functional.binary_cross_entropy(p, target, reduction="none"))
+    torch.testing.assert_close(found, nn.functional.binary_cross_entropy(p, target, reduction="sum"))
 
 
 def test_bce_of_an_impossible_class_is_large_and_finite() -> None:
@@ -101,7 +101,7 @@ def test_l1_proximity_is_the_mean_absolute_change_and_is_descended() -> None:
     net, rows = net_with(), some_rows()
     expected = copy.deepcopy(net)
     update = make_update(net, proximity_loss="l1", lambda_valid=0, lambda_prox=1, learning_rate=0.01)
-    _, found = update._stage_2(rows)
+    _, found = update._stage_2(rows, one_hot(rows))
 
     x = one_hot(rows)
     z = expected.encode_dense(x)
@@ -140,7 +140,7 @@ def test_a_soft_target_of_single_lets_the_gradient_through_the_prediction() -> N
 def test_without_freeze_stage_2_descends_l2_and_l3_with_all_weights() -> None:
     net, rows = net_with(), some_rows()
     expected, before = copy.deepcopy(net), weights_of(net)
-    make_update(net, freeze=False, learning_rate=0.01)._stage_2(rows)
+    make_update(net, freeze=False, learning_rate=0.01)._stage_2(rows, one_hot(rows))
     assert moved(net, before) == {"h", "f", "g"}
 
     _, loss_2, loss_3 = losses_written_out(expected, labels(), one_hot(rows))
@@ -152,7 +152,7 @@ def test_without_freeze_stage_2_descends_l2_and_l3_with_all_weights() -> None:
 def test_without_freeze_stage_1_still_leaves_the_generator() -> None:
     net = net_with()
     before = weights_of(net)
-    make_update(net, freeze=False)._stage_1(some_rows(), labels())
+    make_update(net, freeze=False)._stage_1(some_rows(), one_hot(some_rows()), labels())
     assert moved(net, before) == {"h", "f"}
 
 
@@ -177,7 +177,7 @@ def test_each_half_of_posthoc_has_the_whole_schedule() -> None:
     rates = []
     for done in (0.0, 0.25, 0.5, 0.75):
         update.set_progress(done)
-        rates.append(update.generator_optimizer.param_groups[0]["lr"])
+        rates.append(update.generator.optimizer.param_groups[0]["lr"])
     assert rates == pytest.approx([1.0, 0.505, 1.0, 0.505])
 
 
@@ -239,11 +239,14 @@ def test_the_separate_generator_is_an_encoder_and_a_generator_written_out() -> N
 def test_stage_2_of_separate_trains_the_generators_encoder_with_its_dropout_and_no_bit_of_the_predictor() -> None:
     net = net_with(dropout=0.3, separate=True)
     before = weights_of(net)
-    make_update(net)._stage_2(some_rows())
+    make_update(net)._stage_2(some_rows(), one_hot(some_rows()))
     assert moved(net, before) == {"g"}
     assert not torch.equal(net.generator_encoder[0].weight, before["generator_encoder.0.weight"])
-    assert all(part.training for part in net.generator_parts())
-    assert not net.encoder.training
+    rest, of_generator = net._dropouts
+    assert len(rest) == 3
+    assert not any(dropout.training for dropout in rest)
+    assert len(of_generator) == 3
+    assert all(dropout.training for dropout in of_generator)
 
 
 def test_l2_of_separate_without_freeze_reaches_the_predictor_through_the_counterfactual_only() -> None:
@@ -310,7 +313,7 @@ def test_an_empty_batch_moves_nothing_and_takes_part_in_every_collective(setting
         net, met = net_with(**switches), []
         before = weights_of(net)
         update = make_update(net, **settings)
-        update.sync = lambda gradients, _, met=met: met.extend(tuple(gradient.shape) for gradient in gradients)
+        update.prediction.sync = update.generator.sync = lambda gradient, _, met=met: met.append(tuple(gradient.shape))
         update(rows, y)
         assert bool(moved(net, before)) == bool(len(rows))
         meetings.append(met)
@@ -454,7 +457,7 @@ def test_l1_of_a_probability_is_its_squared_distance_to_the_prediction() -> None
     net, rows = net_with(), some_rows()
     p = torch.rand(64, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     _, y_hat = net.predict(net.encode(rows))
-    found = make_update(net)._stage_1(rows, p)
+    found = make_update(net)._stage_1(rows, one_hot(rows), p)
     torch.testing.assert_close(found / 64, ((p.float() - y_hat[:, 1]) ** 2).mean().detach())
 
 

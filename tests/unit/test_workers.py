@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from ray_cfnet.cluster.loop import average_gradients, stops_early
+from ray_cfnet.cluster.loop import average_gradient, stops_early
 from ray_cfnet.config import Training
 from ray_cfnet.model.net import CounterNet, Rows
 from ray_cfnet.model.rules import SoftRules
@@ -39,7 +39,7 @@ def work(rank: int, cut: int, directory: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=2)
     net = make_net(dropout=0.0).double()
-    update = two_stage(net, average_gradients)
+    update = two_stage(net, average_gradient)
     mine = slice(0, cut) if rank == 0 else slice(cut, None)
     for step in range(STEPS):
         rows, y = batch(step)

@@ -1,0 +1,55 @@
+"""Adam on weights that lie in one vector.
+
+The networks are small: a step's cost is the number of operations, not their size. With all weights of a stage
+as views of one vector, clipping, averaging over workers and Adam are a handful of operations each.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+Sync = Callable[[Tensor, int], None]
+"""Averages a gradient over all workers in place, weighted by each worker's number of rows."""
+
+
+def alone(gradient: Tensor, num_rows: int) -> None:
+    """The `Sync` of a single worker: nothing to average with."""
+
+
+def as_one_vector(weights: Sequence[nn.Parameter]) -> Tensor:
+    """Moves weights into one vector and makes them views of it. Their device and type must not change after."""
+    vector = torch.cat([weight.detach().flatten() for weight in weights])
+    for weight, part in zip(weights, vector.split([weight.numel() for weight in weights]), strict=True):
+        weight.data = part.view_as(weight)
+    return vector
+
+
+class Descent:
+    """Steps down the gradient of `weights`, which are views of `vector`, with its norm clipped."""
+
+    def __init__(
+        self, vector: Tensor, weights: Sequence[nn.Parameter], rate: float, clip: float, sync: Sync = alone
+    ) -> None:
+        self.vector = nn.Parameter(vector)
+        self.weights = list(weights)
+        self.clip = clip
+        self.sync = sync
+        self.optimizer = torch.optim.Adam([self.vector], lr=rate, fused=True)
+
+    def set_rate(self, rate: float) -> None:
+        self.optimizer.param_groups[0]["lr"] = rate
+
+    def step(self, losses: Sequence[Tensor], factors: Sequence[float], num_rows: int) -> None:
+        """One step on the mean over the rows of all workers of sum(factor * loss); a loss is a sum over rows.
+
+        Only `weights` get gradients.
+        """
+        # Factors as gradients of the losses: nothing to multiply on the way forward or back.
+        weighted = [loss.new_tensor(factor / max(num_rows, 1)) for loss, factor in zip(losses, factors, strict=True)]
+        parts = torch.autograd.grad(losses, self.weights, weighted)
+        gradient = torch.cat([part.flatten() for part in parts])
+        self.sync(gradient, num_rows)
+        gradient *= (self.clip / (gradient.norm() + 1e-6)).clamp(max=1.0)
+        self.vector.grad = gradient
+        self.optimizer.step()
