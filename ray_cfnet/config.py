@@ -160,7 +160,8 @@ class Model(_Section):
     encoder: list[Width] = Field(default=[50, 10], min_length=1)
     predictor: list[Width] = Field(default=[10], min_length=1)
     generator: list[Width] = Field(default=[50], min_length=1)
-    dropout: float = Field(default=0.3, ge=0, lt=1)
+    dropout: float = Field(default=0.3, ge=0, lt=1, description="after every hidden layer of h and f")
+    generator_dropout: float = Field(default=0.0, ge=0, lt=1, description="of g; the paper's is that of h and f")
     separate: bool = Field(
         default=False, description="ablation Separate: g has an encoder of its own and sees the row alone, no p"
     )
@@ -171,12 +172,13 @@ class Model(_Section):
 class Selection(_Section):
     """The best epoch has the largest validity * v + accuracy * a - proximity * p on the validation split.
 
-    v is the validity of the worse of cf and fcf, up to 0.998.
+    v is the validity of the worse of cf and fcf, up to 0.998. Kept is the latest epoch within `tolerance` of it.
     """
 
     validity: float = Field(default=10.0, ge=0)
     accuracy: float = Field(default=2.0, ge=0)
     proximity: float = Field(default=1.0, ge=0)
+    tolerance: float = Field(default=0.05, ge=0)
 
 
 class Training(_Section):

@@ -73,6 +73,7 @@ def train_worker(arguments: dict[str, Any]) -> None:
             "seconds_validation": time.perf_counter() - trained,
         }
         history.append(metrics)
+        metrics["standing"] = standing(history, training.selection.tolerance)
         if rank == 0:
             arguments["board"].put.remote(metrics)
         _report(metrics, update, history, rank)
@@ -84,6 +85,16 @@ def _resume(update: TwoStageUpdate) -> list[dict[str, Any]]:
         return []
     with checkpoint.as_directory() as directory:
         return load_state(directory, update)
+
+
+def standing(history: list[dict[str, Any]], tolerance: float) -> int:
+    """How good the last epoch is as the one to keep; the largest standing of a run is the epoch that is kept.
+
+    That is the latest one whose score is about as good as the best: later epochs have settled, and so small a
+    difference is the luck of a validation split.
+    """
+    best = max(metrics["score"] for metrics in history)
+    return len(history) if history[-1]["score"] >= best - tolerance else 0
 
 
 def stops_early(history: list[dict[str, Any]], patience: int | None) -> bool:

@@ -84,7 +84,7 @@ def train(source: Source, whole: config.Config, on_epoch: OnEpoch) -> Trained:
     if diverged(history):
         run.delete()
         raise JobError(f"training diverged in epoch {len(history)}; lower training.learning_rate")
-    best_epoch = max(history, key=lambda metrics: metrics["score"])["epoch"]
+    best_epoch = max(history, key=lambda metrics: metrics["standing"])["epoch"]
     tested = evaluate(source, bundle, whole, "test")
     bundle.metrics = {**tested, "best_epoch": best_epoch, "train_rows": history[-1]["num_rows"]}
     place = bundle.save(store)
@@ -148,7 +148,7 @@ def _run(
                 storage_filesystem=storage.fs,
                 failure_config=ray.train.FailureConfig(max_failures=whole.training.max_failures),
                 checkpoint_config=ray.train.CheckpointConfig(
-                    num_to_keep=2, checkpoint_score_attribute="score", checkpoint_score_order="max"
+                    num_to_keep=2, checkpoint_score_attribute="standing", checkpoint_score_order="max"
                 ),
             ),
             datasets=_datasets(source, schema, whole, stream),
@@ -163,7 +163,7 @@ def _run(
     with result.checkpoint.as_directory() as directory:
         history = load_history(directory)
     net = make_net(schema, settings.model)
-    best, _ = max(result.best_checkpoints, key=lambda pair: pair[1]["score"])
+    best, _ = max(result.best_checkpoints, key=lambda pair: pair[1]["standing"])
     with best.as_directory() as directory:
         load_weights(directory, net)
     return Bundle(net.eval(), schema, settings, {}), history

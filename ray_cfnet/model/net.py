@@ -129,6 +129,7 @@ class CounterNet(nn.Module):
         predictor: Sequence[int],
         generator: Sequence[int],
         dropout: float,
+        generator_dropout: float = 0.0,
         separate: bool = False,
         pass_prediction: bool = True,
         block: Block = "linear",
@@ -146,12 +147,12 @@ class CounterNet(nn.Module):
         self.encoder = _blocks(h_widths, dropout, block)
         self.predictor = _blocks([z_width, *predictor], dropout, block)
         self.classifier = nn.Linear(p_width * positions, num_classes)
-        self.generator = _blocks([p_width * self.pass_prediction + z_width, *generator], dropout, block)
+        self.generator = _blocks([p_width * self.pass_prediction + z_width, *generator], generator_dropout, block)
         self.generator_out = nn.Linear(generator[-1] * positions, layout.width)
         self.generator_encoder: nn.Sequential | None = None
         if separate:
-            first = [MixedLinear(layout, encoder[0]), nn.LeakyReLU(), nn.Dropout(dropout), signal]
-            self.generator_encoder = nn.Sequential(*first, *_blocks(h_widths, dropout, block))
+            first = [MixedLinear(layout, encoder[0]), nn.LeakyReLU(), nn.Dropout(generator_dropout), signal]
+            self.generator_encoder = nn.Sequential(*first, *_blocks(h_widths, generator_dropout, block))
         of_generator = [m for part in self.generator_parts() for m in part.modules() if isinstance(m, nn.Dropout)]
         rest = [
             m for m in self.modules() if isinstance(m, nn.Dropout) and all(m is not other for other in of_generator)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from ray_cfnet.cluster.loop import average_gradient, stops_early
+from ray_cfnet.cluster.loop import average_gradient, standing, stops_early
 from ray_cfnet.config import Training
 from ray_cfnet.model.net import CounterNet, Rows
 from ray_cfnet.model.rules import SoftRules
@@ -69,3 +69,12 @@ def test_training_stops_when_the_best_epoch_is_old() -> None:
     assert not stops_early(history, 3)
     assert stops_early(history, 2)
     assert not stops_early([], 1)
+
+
+def test_kept_is_the_latest_epoch_that_is_about_as_good_as_the_best() -> None:
+    scores = (1.0, 3.0, 2.0, 2.98, 2.9, 3.01, 2.97, 2.0)
+    history = [{"score": score} for score in scores]
+    standings = [standing(history[:end], 0.05) for end in range(1, len(history) + 1)]
+    assert standings == [1, 2, 0, 4, 0, 6, 7, 0]
+    close = [number for number, score in enumerate(scores, 1) if score >= max(scores) - 0.05]
+    assert max(standings) == max(close) == 7
