@@ -76,14 +76,18 @@ def _print_json(result: dict[str, Any]) -> None:
     _machine_output.flush()
 
 
-def _unit_counter(progress: Any) -> Callable[[Any, int], None]:
-    counts = {"units": 0, "rows": 0, "rejected": 0}
+def _unit_counter(progress: Any) -> Callable[[Any, int, bool], None]:
+    counts = {"units": 0, "fresh": 0, "rows": 0, "rejected": 0}
 
-    def on_unit(record: Any, total: int) -> None:
+    def on_unit(record: Any, total: int, fresh: bool) -> None:
+        if fresh and counts["units"] and not counts["fresh"]:
+            progress.say(f"going on: {counts['units']} of {total} units were done by an earlier attempt")
+        counts["fresh"] += fresh
         counts["units"] += 1
         counts["rows"] += record.rows_in
         counts["rejected"] += record.rows_rejected
-        progress.unit(counts["units"], total, counts["rows"], counts["rejected"])
+        if fresh:
+            progress.unit(counts["units"], total, counts["rows"], counts["rejected"])
 
     return on_unit
 
@@ -146,6 +150,26 @@ def explain(
     finally:
         progress.close()
     _finish(result, as_json, show_explained)
+
+
+@app.command()
+def runs(
+    output: Annotated[str, typer.Argument(help="output directory of explain", metavar="OUTPUT")],
+    show: Annotated[
+        str | None, typer.Option("--show", help="one run: its id, or the first characters of it", metavar="ID")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the explain runs of an output, or show one.
+
+    docs/manifest.md describes what a run leaves behind.
+
+    Example: ray-cfnet runs out/loans --show 3f
+    """
+    from ray_cfnet.commands import run_runs
+    from ray_cfnet.display import show_run, show_runs
+
+    _finish(run_runs(output, show), as_json, show_run if show else show_runs)
 
 
 @app.command()

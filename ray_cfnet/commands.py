@@ -7,8 +7,8 @@ from typing import Any, Literal
 import pyarrow.parquet as pq
 
 from ray_cfnet.cluster.evaluate import evaluate
-from ray_cfnet.cluster.ledger import UnitRecord
-from ray_cfnet.cluster.score import explain
+from ray_cfnet.cluster.manifest import find_run, list_runs
+from ray_cfnet.cluster.score import OnUnit, explain
 from ray_cfnet.cluster.session import ray_session
 from ray_cfnet.cluster.train import train
 from ray_cfnet.config import Config
@@ -22,7 +22,6 @@ from ray_cfnet.tables.split import SplitName
 from ray_cfnet.tables.storage import Location
 
 OnEpoch = Callable[[dict[str, Any]], None]
-OnUnit = Callable[[UnitRecord, int], None]
 
 
 def shipped_conf(name: str) -> Path:
@@ -55,8 +54,14 @@ def run_explain(config: Config, bundle: str, partition: str | None, on_unit: OnU
     place = resolve_bundle(Location.of(bundle))  # once: a promotion meanwhile does not touch this run
     with ray_session():
         manifest = explain(source, place, config, on_unit)
-    names = ("run_id", "model_id", "rows_in", "rows_out", "rows_rejected", "rejects", "row_status")
+    names = ("run_id", "already_done", "model_id", "rows_in", "rows_out", "rows_rejected", "rejects", "row_status")
     return {name: manifest[name] for name in (*names, "seconds", "rows_per_s", "output")}
+
+
+def run_runs(output: str, show: str | None) -> dict[str, Any]:
+    """The runs of an output, or the manifest of one."""
+    place = Location.of(output)
+    return find_run(place, show) if show else {"output": str(place), "runs": list_runs(place)}
 
 
 def run_evaluate(

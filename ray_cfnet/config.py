@@ -19,6 +19,7 @@ Label = bool | int | str
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Width = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1)]
 
 
 def _fault(message: str) -> PydanticCustomError:
@@ -231,9 +232,18 @@ class Cluster(_Section):
 
     num_workers: int = Field(default=1, ge=1, description="Ray Train workers")
     use_gpu: bool = False
-    num_actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        default="auto", description="Ray Data actors that explain; auto: one per CPU of the cluster"
+    num_actors: Literal["auto"] | Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)] = Field(
+        default="auto",
+        description="Ray Data actors that explain: auto (as many as the cluster has room for), N, or [least, most]",
     )
+    actor_cpus: float = Field(default=1.0, gt=0, description="CPUs of an actor; it computes with as many threads")
+    actor_gpus: float = Field(default=0.0, ge=0, description="GPUs of an actor; 0.25 lets four share one")
+
+    @classmethod
+    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        actors = data.get("num_actors")
+        if isinstance(actors, list) and all(isinstance(n, int) for n in actors) and actors != sorted(actors):
+            yield "num_actors", f"{actors} is no range from least to most"
 
 
 class Explain(_Section):
@@ -241,6 +251,10 @@ class Explain(_Section):
 
     desired: Label = Field(default="opposite", description="opposite, or the class every row should reach")
     unit_rows: int = Field(default=500_000, ge=1, description="rows per work unit, about")
+    max_reject_fraction: float = Field(
+        default=0.05, ge=0, le=1, description="a run with a larger share of rejected rows fails, after it wrote all"
+    )
+    retries: int = Field(default=3, ge=0, description="further attempts at a unit that cannot be read or written")
 
 
 class Evaluate(_Section):
@@ -261,6 +275,9 @@ class Output(_Section):
     """Where results go: bundles for train, the explained table for explain."""
 
     path: str = "out/"
+    format: Literal["parquet", "delta"] = Field(
+        default="parquet", description="delta: one Delta Lake commit a run, for readers that look during a write"
+    )
 
 
 class Tolerance(_Section):

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-_LINE_EVERY_S = 5.0
+_LINE_EVERY_S = 30.0
 
 
 class ProgressDisplay:
@@ -19,7 +19,7 @@ class ProgressDisplay:
         self.task: Any = None
         self.what = ""
         self.started = self.last_line = 0.0
-        self.first_done = 0
+        self.first_done = self.first_rows = 0
 
     def epoch(self, metrics: dict[str, Any], num_epochs: int) -> None:
         """One finished epoch of training, or the news that a run goes on."""
@@ -35,7 +35,12 @@ class ProgressDisplay:
 
     def unit(self, done: int, total: int, rows: int, rejected: int) -> None:
         """One finished unit of an explain run; `rows` and `rejected` are totals so far."""
-        self._show("explaining", done, total, f"{rows:,} rows  {rejected:,} rejected")
+        now = time.monotonic()
+        if self.what != "explaining":
+            self.first_rows = rows
+        seconds = now - self.started
+        speed = f"  {(rows - self.first_rows) / seconds:,.0f} rows/s" if rows > self.first_rows and seconds else ""
+        self._show("explaining", done, total, f"{rows:,} rows  {rejected:,} rejected{speed}")
 
     def say(self, text: str) -> None:
         """What comes next."""
@@ -185,6 +190,8 @@ def show_trained(console: Console, result: dict[str, Any]) -> None:
 
 
 def show_explained(console: Console, result: dict[str, Any]) -> None:
+    if result["already_done"]:
+        console.print(f"nothing to do: run {result['run_id']} is complete, and its rows are in place", highlight=False)
     console.print(
         f"{result['rows_in']:,} rows in = {result['rows_out']:,} explained + {result['rows_rejected']:,} rejected, "
         f"{result['seconds']:.1f} s, {result['rows_per_s']:,.0f} rows/s",
@@ -195,6 +202,52 @@ def show_explained(console: Console, result: dict[str, Any]) -> None:
     for reason, count in result["rejects"].items():
         console.print(f"rejected, {reason}: {count:,} rows, in {result['output']}/_rejects", highlight=False)
     console.print(f"output: {result['output']}  (run {result['run_id']}, model {result['model_id']})", soft_wrap=True)
+
+
+def show_runs(console: Console, result: dict[str, Any]) -> None:
+    table = _plain_table(f"runs of {result['output']}", "run", "state", "finished", "rows", "rejected", "fcf", "rows/s")
+    for run in result["runs"]:
+        if "finished_at" not in run:
+            table.add_row(run["run_id"], run["state"])
+            continue
+        validity = _number(run["fcf_validity"])
+        figures = (f"{run['rows_in']:,}", f"{run['rows_rejected']:,}", validity, f"{run['rows_per_s']:,.0f}")
+        table.add_row(run["run_id"], run["state"], run["finished_at"][:19], *figures)
+    table.caption = "fcf: share of rows in need of a feasible counterfactual that have one"
+    table.caption_justify = "left"
+    console.print(table)
+
+
+def show_run(console: Console, run: dict[str, Any]) -> None:
+    if "finished_at" not in run:
+        console.print(f"run {run['run_id']}: {run['state']}; explain with the same settings goes on with it")
+        return
+    lines = [
+        f"run {run['run_id']}: {run['state']}, finished {run['finished_at']}, model {run['model_id']}",
+        f"input:  {run['input']} ({len(run['inputs'])} files)",
+        f"output: {run['output']} ({run['format']})",
+        f"rows:   {run['rows_in']:,} in = {run['rows_out']:,} explained + {run['rows_rejected']:,} rejected",
+        *(f"        rejected, {reason}: {count:,}" for reason, count in run["rejects"].items()),
+        f"speed:  {run['seconds']:.1f} s, {run['rows_per_s']:,.0f} rows/s, {run['rows_per_s_per_core']:,.0f} per core",
+        f"actors: {run['actors']}, peak memory {run['peak_rss_mb']:,} MB, {run['retries']} retries",
+        *(f"failed: {failure['error'].splitlines()[0]}" for failure in run["failures"]),
+    ]
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    console.print()
+    table = _plain_table("partitions", "", "rows", "rejected", "ok", "no way", "distance", "most changed")
+    for name, part in run["partitions"].items():
+        shares = part["row_status_share"]
+        most = ", ".join(f"{feature} {share:.0%}" for feature, share in list(part["changed_features"].items())[:3])
+        table.add_row(
+            name or "(whole table)",
+            f"{part['rows_in']:,}",
+            f"{part['rows_rejected']:,}",
+            *(f"{shares.get(status, 0):.1%}" for status in ("ok", "no_feasible_cf")),
+            _number(part["mean_fcf_distance"]),
+            most if part["state"] == "committed" else part["state"],
+        )
+    console.print(table)
 
 
 def show_promoted(console: Console, result: dict[str, Any]) -> None:

@@ -127,13 +127,12 @@ def evaluate(
     check_columns(source, needed)
     columns = list(needed)
     units = source.units(whole.explain.unit_rows)
-    actors = whole.cluster.num_actors
 
     cut = bundle.settings.split  # the rows it was trained on are known to the bundle alone
     every = max(1, round(source.num_rows * cut.train / MANIFOLD_REFERENCE_ROWS))
     reference_unit = ReferenceUnit(SplitReader.of(source, whole.table, cut, "train"), schema, every)
     # Units get ready in any order; by number, the same table always gives the same figures to the last digit.
-    references = sorted(map_units(units, reference_unit, actors), key=lambda part: part[0])
+    references = sorted(map_units(units, reference_unit, whole.cluster), key=lambda part: part[0])
     reference = concatenated([rows for _, rows in references], schema)
     evaluate_unit = EvaluateUnit(
         SplitReader.of(source, whole.table, cut, split),
@@ -146,7 +145,7 @@ def evaluate(
     )
     parts: list[tuple[int, EvaluationSums]] = []
     measures = Measures(whole.evaluate.second_order_threshold, StabilitySums(whole.evaluate.epsilons))
-    for number, part, part_measures in map_units(units, evaluate_unit, actors):
+    for number, part, part_measures in map_units(units, evaluate_unit, whole.cluster):
         parts.append((number, part))
         if part_measures is not None:
             measures.merge(part_measures)  # at once: its sketches are too large to keep for every unit

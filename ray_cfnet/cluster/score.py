@@ -1,31 +1,41 @@
 """The explain job: plan units, let actors read, explain and write them, commit partition by partition."""
 
-import platform
+import resource
+import signal
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
 from ray_cfnet import config
+from ray_cfnet.cluster.commit import commit_partition, finish_commits
 from ray_cfnet.cluster.ingest import READ_ROWS
-from ray_cfnet.cluster.ledger import MANIFEST_VERSION, RunFiles, UnitRecord, run_id, totals, unit_entries
-from ray_cfnet.cluster.units import map_units
-from ray_cfnet.errors import InputError
+from ray_cfnet.cluster.ledger import RUNS, FailedUnit, RunFiles, UnitRecord, reconcile, run_id
+from ray_cfnet.cluster.manifest import make_manifest
+from ray_cfnet.cluster.units import unit_outcomes
+from ray_cfnet.errors import InputError, JobError, RayCfnetError
 from ray_cfnet.explain.columns import ROW_STATUS, output_schema, rejects_schema, type_metadata
-from ray_cfnet.explain.explainer import Explainer
+from ray_cfnet.explain.explainer import Explainer, Explanations
 from ray_cfnet.model.bundle import Bundle
-from ray_cfnet.tables.plan import Source, Unit, check_columns, check_same_columns, read_unit
+from ray_cfnet.tables.ahead import Ahead
+from ray_cfnet.tables.lock import Hold, exclusive
+from ray_cfnet.tables.plan import Source, Unit, check_columns, common_columns, conform, read_ahead, read_unit
 from ray_cfnet.tables.storage import Location
+
+OnUnit = Callable[[UnitRecord, int, bool], None]
+"""A finished unit, the number of all units, and whether this run did it (or an earlier attempt)."""
+
+_FIRST_PAUSE_S = 1.0
 
 
 @dataclass
@@ -37,38 +47,76 @@ class ExplainUnit:
     bundle_place: Location
     desired: int | None
     run: RunFiles
+    threads: int
+    use_gpu: bool
+    retries: int
 
     @cached_property
     def explainer(self) -> Explainer:
         """Loaded and verified once in each actor."""
-        torch.set_num_threads(1)  # actors are the parallelism
-        return Explainer(Bundle.load(self.bundle_place), self.desired)
+        torch.set_num_threads(self.threads)  # actors are the parallelism
+        bundle = Bundle.load(self.bundle_place)
+        if self.use_gpu:
+            bundle.net.to("cuda")
+        return Explainer(bundle, self.desired)
 
-    def __call__(self, unit: Unit) -> UnitRecord:
-        started = time.perf_counter()
+    def expect(self, unit: Unit) -> None:
+        """Lets the bytes of a later unit come from the disk while this one computes."""
+        read_ahead(self.root, unit)
+
+    def __call__(self, unit: Unit) -> UnitRecord | None:
+        """None: not begun, because the run is to stop."""
+        if self.run.stop_sign.exists():
+            return None
+        started, pause_s = time.perf_counter(), _FIRST_PAUSE_S
+        for attempt in range(self.retries + 1):
+            try:
+                record = self._explain(unit)
+                record.retries, record.seconds = attempt, time.perf_counter() - started
+                record.peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+                self.run.write_record(record)
+                return record
+            except RayCfnetError:
+                # Storage has bad moments. Names depend on the plan alone, so a repetition leaves nothing behind.
+                if attempt == self.retries:
+                    raise
+                time.sleep(pause_s)
+                pause_s *= 2
+        raise AssertionError("the last attempt returns or raises")
+
+    def _explain(self, unit: Unit) -> UnitRecord:
         schema = self.explainer.schema
-        record = UnitRecord(unit.number, unit.partition, 0, 0, {}, {}, 0.0)
+        dictionaries = [feature.name for feature in schema.categorical]
+        batches = Ahead(read_unit(self.root, unit, self.columns.names, dictionaries, READ_ROWS))
+        record = UnitRecord(unit.number, unit.partition)
         explained = _Part(self.run, self.run.explained_file(unit), output_schema(schema, self.columns))
         rejected = _Part(self.run, self.run.rejects_file(unit), rejects_schema(self.columns))
-        dictionaries = [feature.name for feature in schema.categorical]
-        with explained, rejected:
-            for _, _, batch in read_unit(self.root, unit, self.columns.names, dictionaries, READ_ROWS):
-                good, bad, found = self.explainer.explain_table(pa.Table.from_batches([batch]), self.run.run_id)
+        with closing(batches), explained, rejected:
+            for _, _, batch in batches:
+                table = pa.Table.from_batches([conform(batch, self.columns)])
+                good, bad, found = self.explainer.explain_table(table, self.run.run_id)
                 explained.write(good)
                 rejected.write(bad)
                 record.rows_in += batch.num_rows
-                record.rows_out += len(good)
-                _count(record.rejects, bad.column("reject_reason"))
-                for index, count in enumerate(np.bincount(found.status, minlength=len(ROW_STATUS))):
-                    record.status[ROW_STATUS[index]] = record.status.get(ROW_STATUS[index], 0) + int(count)
+                self._count(record, good, bad, found)
         record.files = [part.name for part in (explained, rejected) if part.num_rows]
-        record.seconds = time.perf_counter() - started
         return record
 
-
-def _count(counts: dict[str, int], column: pa.ChunkedArray) -> None:
-    for item in column.value_counts().to_pylist():
-        counts[item["values"]] = counts.get(item["values"], 0) + item["counts"]
+    def _count(self, record: UnitRecord, good: pa.Table, bad: pa.Table, found: Explanations) -> None:
+        record.rows_out += len(good)
+        reasons = bad.column("reject_reason").value_counts().to_pylist()
+        record.count("rejects", {reason["values"]: reason["counts"] for reason in reasons})
+        by_status = np.bincount(found.status, minlength=len(ROW_STATUS)).tolist()
+        record.count("status", dict(zip(ROW_STATUS, by_status, strict=True)))
+        record.cf_valid += int(found.cf_valid.sum())
+        record.fcf_distance += pc.sum(good.column("fcf_distance")).as_py() or 0.0
+        told, schema = found.has_fcf, self.explainer.schema
+        for column, number in enumerate(schema.continuous):
+            changed = found.rows.values[:, column] != found.fcf.values[:, column]
+            record.count("changed", {number.name: int((changed & told).sum())})
+        for column, category in enumerate(schema.categorical):
+            changed = found.rows.codes[:, column] != found.fcf.codes[:, column]
+            record.count("changed", {category.name: int((changed & told).sum())})
 
 
 class _Part(ExitStack):
@@ -95,71 +143,144 @@ class _Part(ExitStack):
         self.num_rows += len(table)
 
 
-def explain(
-    source: Source,
-    bundle_place: Location,
-    whole: config.Config,
-    on_unit: Callable[[UnitRecord, int], None],
-) -> dict[str, Any]:
+def explain(source: Source, bundle_place: Location, whole: config.Config, on_unit: OnUnit) -> dict[str, Any]:
     """Explains every row of a table and returns the run's manifest. Needs a Ray session.
 
-    `on_unit` gets each finished unit and the number of all units. Raises InputError when the columns do not
-    fit the bundle, JobError when rows are missing at the end.
+    The same table, model and settings are the same run: one that was stopped goes on, and one that is complete is
+    not done again (`already_done` in what is returned). Raises InputError when the columns do not fit the bundle,
+    JobError when another run is at work on the output, when units failed, rows are missing or too many are rejects.
     """
-    started = time.perf_counter()
     bundle = Bundle.load(bundle_place)
     schema = bundle.schema
     desired = bundle.desired_for(whole.explain.desired)
     check_columns(source, {**{f.name: f.arrow_type for f in schema.features}, **dict.fromkeys(schema.keys)})
-    check_same_columns(source)
-    written = output_schema(schema, source.schema)
+    columns = common_columns(source)
+    written = output_schema(schema, columns)
     output = Location.of(whole.output.path)
     if output.is_within(source.root) and not source.is_file:
         raise InputError(
             f"{output}: the output would lie among the input's files in {source.root}",
             "choose an --output (output.path) outside of the input's directory",
         )
-    run = RunFiles(output, run_id(source, bundle.id, whole.explain.model_dump(mode="json"), written))
-    units = source.units(whole.explain.unit_rows)
-    waiting: dict[str, list[Unit]] = defaultdict(list)
-    for unit in units:
-        waiting[unit.partition].append(unit)
-    done: dict[str, list[UnitRecord]] = defaultdict(list)
-    run.staging.delete()  # of an attempt that was killed
-    worker = ExplainUnit(source.root, source.schema, bundle_place, desired, run)
-    for partition in source.partitions:
-        if not waiting[partition]:  # its rows are gone, and so must be what an earlier run said about them
-            run.commit(partition, [], [])
-    for record in map_units(units, worker, whole.cluster.num_actors):
-        done[record.partition].append(record)
-        if len(done[record.partition]) == len(waiting[record.partition]):
-            run.commit(record.partition, waiting[record.partition], done[record.partition])
-        on_unit(record, len(units))
-    manifest = _manifest(source, bundle, run, done, time.perf_counter() - started)
-    run.write_manifest(manifest)
+    settings = whole.explain.model_dump(mode="json", include={"desired", "unit_rows"})
+    run = RunFiles(output, run_id(source, bundle.id, settings, written))
+    with exclusive(output / RUNS, f"run {run.run_id}", patience_s=0) as hold:
+        finish_commits(output)
+        earlier = run.read_manifest()
+        if earlier and _stands(run, earlier):
+            manifest = {**earlier, "already_done": True}
+        else:
+            job = _Job(source, bundle, whole, run, hold, on_unit)
+            worker = ExplainUnit(
+                source.root,
+                columns,
+                bundle_place,
+                desired,
+                run,
+                max(1, int(whole.cluster.actor_cpus)),
+                whole.cluster.actor_gpus > 0,
+                whole.explain.retries,
+            )
+            manifest = {**job.do(worker), "already_done": False}
+    _judge(manifest, whole.explain.max_reject_fraction)
     return manifest
 
 
-def _manifest(
-    source: Source, bundle: Bundle, run: RunFiles, done: dict[str, list[UnitRecord]], seconds: float
-) -> dict[str, Any]:
-    records = [record for partition in done.values() for record in partition]
-    summary = totals(records)
-    return {
-        "version": MANIFEST_VERSION,
-        "run_id": run.run_id,
-        "model_id": bundle.id,
-        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "input": str(source.root),
-        "inputs": [asdict(file.found) for file in source.files],
-        "output": str(run.output),
-        **summary,
-        "partitions": {name: totals(parts) for name, parts in sorted(done.items())},
-        "units": unit_entries(records),
-        "seconds": round(seconds, 3),
-        "rows_per_s": round(summary["rows_in"] / seconds, 1),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("ray-cfnet", "ray", "torch", "pyarrow")},
-        },
-    }
+def _stands(run: RunFiles, manifest: dict[str, Any]) -> bool:
+    """Whether a run is complete and nothing has replaced its files since."""
+    files = {file for unit in manifest["units"] for file in unit["files"]}
+    return manifest["state"] == "complete" and run.present_files().issuperset(files)
+
+
+def _judge(manifest: dict[str, Any], max_reject_fraction: float) -> None:
+    place = f"{manifest['output']}/{RUNS}/{manifest['run_id']}/manifest.json"
+    failures = manifest["failures"]
+    if failures:
+        lines = [failure["error"].splitlines()[0] for failure in failures[:5]]
+        more = [f"... and {len(failures) - 5} more"] if len(failures) > 5 else []
+        told = "\n  ".join([*lines, *more])
+        raise JobError(
+            f"{len(failures)} of {manifest['units_planned']} units failed; their partitions are as they were, the "
+            f"others are committed. Mend the cause and run again: what is done stays done\n  {told}\n  see {place}"
+        )
+    share = manifest["rows_rejected"] / max(manifest["rows_in"], 1)
+    if share > max_reject_fraction:
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in manifest["rejects"].items())
+        raise JobError(
+            f"{share:.1%} of the rows were rejected ({reasons}), more than explain.max_reject_fraction = "
+            f"{max_reject_fraction:g}. Everything is written; look into {manifest['output']}/_rejects"
+        )
+
+
+@dataclass
+class _Job:
+    """One attempt at a run."""
+
+    source: Source
+    bundle: Bundle
+    whole: config.Config
+    run: RunFiles
+    hold: Hold
+    on_unit: OnUnit
+    planned: dict[str, list[Unit]] = field(default_factory=lambda: defaultdict(list))
+    done: dict[str, list[UnitRecord]] = field(default_factory=lambda: defaultdict(list))
+    failed: list[FailedUnit] = field(default_factory=list)
+
+    def do(self, worker: ExplainUnit) -> dict[str, Any]:
+        started = time.perf_counter()
+        units = self.source.units(self.whole.explain.unit_rows)
+        for unit in units:
+            self.planned[unit.partition].append(unit)
+        earlier = self.run.done_units(units)
+        for record in earlier:
+            self.done[record.partition].append(record)
+            self.on_unit(record, len(units), False)
+        for partition in self.source.partitions:
+            self._commit_if_complete(partition)
+        finished = {record.number for record in earlier}
+        todo = [unit for unit in units if unit.number not in finished]
+        self.run.stop_sign.delete()
+        with _stop_sign_on_sigterm(self.run) as stopped:
+            for unit, outcome in unit_outcomes(todo, worker, self.whole.cluster):
+                if isinstance(outcome, RayCfnetError):
+                    self.failed.append(FailedUnit(unit.number, unit.partition, str(outcome)))
+                elif outcome is not None:
+                    self.done[unit.partition].append(outcome)
+                    self._commit_if_complete(unit.partition)
+                    self.on_unit(outcome, len(units), True)
+        if stopped.is_set():
+            left = len(units) - sum(len(records) for records in self.done.values())
+            raise JobError(f"stopped by a signal, {left} of {len(units)} units are left; run again to go on")
+        manifest = make_manifest(
+            self.source, self.bundle, self.whole, self.run, self.done, self.failed, time.perf_counter() - started
+        )
+        self.run.write_manifest(manifest)
+        return manifest
+
+    def _commit_if_complete(self, partition: str) -> None:
+        planned, done = self.planned[partition], self.done[partition]
+        if len(done) < len(planned):
+            return
+        self.hold.check()
+        reconcile(partition, planned, done)
+        # Without a planned unit its rows are gone, and so must be what an earlier run said about them.
+        commit_partition(self.run, partition, sorted(file for record in done for file in record.files))
+
+
+@contextmanager
+def _stop_sign_on_sigterm(run: RunFiles) -> Iterator[threading.Event]:
+    """SIGTERM lets actors finish the units they are at and begin no other."""
+    stopped = threading.Event()
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+        yield stopped
+        return
+
+    def stop(*_: object) -> None:
+        stopped.set()
+        run.stop_sign.write_bytes(b"stop\n")
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -3,13 +3,14 @@
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import ray
 import ray.data
 from ray.data import ActorPoolStrategy, DataContext
 
+from ray_cfnet.config import Cluster
 from ray_cfnet.errors import JobError, RayCfnetError, last_line
 from ray_cfnet.tables.plan import Unit
 
@@ -17,48 +18,79 @@ from ray_cfnet.tables.plan import Unit
 class _UnitActor:
     """Applies a function to one unit at a time. The units wait here; only their numbers travel."""
 
-    def __init__(self, function: Callable[[Unit], Any], units: list[Unit]) -> None:
+    def __init__(self, function: Callable[[Unit], Any], units: list[Unit], num_actors: int) -> None:
         self.function = function
         self.units = units
+        self.num_actors = num_actors
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, list[Any]]:
+        number = int(batch["item"][0])
+        likely_next = number + self.num_actors
+        if hasattr(self.function, "expect") and likely_next < len(self.units):
+            self.function.expect(self.units[likely_next])
         try:
-            outcome = self.function(self.units[int(batch["item"][0])])
+            outcome = self.function(self.units[number])
         except RayCfnetError as error:
             outcome = error  # as a value: Ray would wrap it and bury its message in a trace
-        return {"outcome": [outcome]}
+        return {"outcome": [(number, outcome)]}
 
 
-def map_units(units: list[Unit], function: Callable[[Unit], Any], num_actors: int | Literal["auto"]) -> Iterator[Any]:
+def map_units(units: list[Unit], function: Callable[[Unit], Any], cluster: Cluster) -> Iterator[Any]:
     """Yields the function's outcome for every unit, as they get ready.
 
-    Each actor has its own copy of `function`, so that it may load what it needs once. Raises what the
-    function raised, if it is one of our errors, and JobError for anything else.
+    Raises what the function raised, if it is one of our errors, and JobError for anything else.
+    """
+    for _, outcome in unit_outcomes(units, function, cluster):
+        if isinstance(outcome, RayCfnetError):
+            raise outcome
+        yield outcome
+
+
+def unit_outcomes(
+    units: list[Unit], function: Callable[[Unit], Any], cluster: Cluster
+) -> Iterator[tuple[Unit, Any | RayCfnetError]]:
+    """Every unit and the function's outcome, or the error of ours that it raised, as they get ready.
+
+    Each actor has its own copy of `function`, so that it may load what it needs once. A function with a method
+    `expect` is told which unit is likely its next. Raises JobError for errors that are not ours.
     """
     if not units:
         return
     quiet_ray_data()
     dataset = ray.data.from_items(list(range(len(units))), override_num_blocks=len(units))
+    least, most = actor_range(cluster, len(units))
     outcomes = dataset.map_batches(
         _UnitActor,
-        fn_constructor_args=(function, units),
+        fn_constructor_args=(function, units, most),
         batch_size=1,
-        compute=ActorPoolStrategy(size=actor_count(num_actors, len(units))),
-        num_cpus=1,
+        compute=ActorPoolStrategy(min_size=least, max_size=most, max_tasks_in_flight_per_actor=2),
+        num_cpus=cluster.actor_cpus,
+        num_gpus=cluster.actor_gpus or None,
     )
     try:
         for row in outcomes.iter_rows():
-            if isinstance(row["outcome"], RayCfnetError):
-                raise row["outcome"]
-            yield row["outcome"]
+            number, outcome = row["outcome"]
+            yield units[number], outcome
     except ray.exceptions.RayError as error:
         raise JobError(f"a worker failed: {last_line(error)}") from error
 
 
-def actor_count(num_actors: int | Literal["auto"], num_units: int) -> int:
-    """As asked, or one per CPU of the cluster; never more than there are units."""
-    wanted = int(ray.cluster_resources().get("CPU", os.cpu_count() or 1)) if num_actors == "auto" else num_actors
-    return max(1, min(wanted, num_units))
+def actor_range(cluster: Cluster, num_units: int) -> tuple[int, int]:
+    """The least and the most actors: as asked, or as many as the cluster has room for; no more than units."""
+    if isinstance(cluster.num_actors, list):
+        least, most = cluster.num_actors
+    elif cluster.num_actors == "auto":
+        least = most = _room(cluster)
+    else:
+        least = most = cluster.num_actors
+    return max(1, min(least, num_units)), max(1, min(most, num_units))
+
+
+def _room(cluster: Cluster) -> int:
+    resources = ray.cluster_resources()
+    by_cpu = resources.get("CPU", os.cpu_count() or 1) / cluster.actor_cpus
+    by_gpu = resources.get("GPU", 0.0) / cluster.actor_gpus if cluster.actor_gpus else by_cpu
+    return int(min(by_cpu, by_gpu))
 
 
 def quiet_ray_data() -> None:

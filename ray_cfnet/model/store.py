@@ -129,7 +129,7 @@ def promote(place: Location, store: Location, whole: config.Config, force: str |
     if place != store / bundle.id:
         copy_bundle(place, store)
     own = figures(stored_metrics(store, bundle.id))
-    with exclusive(store / HISTORY):
+    with exclusive(store / HISTORY, "a promotion"):
         state = _settled(store)
         failed, current = [], None
         if state.pointer is not None:
@@ -160,7 +160,7 @@ def roll_back(store: Location) -> Record:
     """
     if not read_history(store):
         raise InputError(f"{store}: nothing was ever promoted here", "check --store, or promote a bundle")
-    with exclusive(store / HISTORY):
+    with exclusive(store / HISTORY, "a promotion"):
         state = _settled(store)
         in_use = _in_use(state.records)
         if len(in_use) < 2:

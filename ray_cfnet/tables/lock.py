@@ -3,8 +3,10 @@
 Local: flock on a hidden file, which the kernel gives back when its holder dies. S3, where pyarrow offers no
 conditional write: announce yourself with an object, then look; whoever sees nobody else holds the lock. Of two
 who announce at once each sees the other, so never both hold it, provided that a listing shows every object
-written before it (Amazon S3, MinIO and others promise that). A holder killed on S3 leaves its object behind;
-the error that follows names it.
+written before it (Amazon S3, MinIO and others promise that).
+
+A holder on S3 writes its object anew every few seconds. One that shows no sign of life for `STALE_S` is dead and
+its object is removed; a holder that was held up for half as long no longer trusts its lock and says so in `check`.
 """
 
 import fcntl
@@ -12,6 +14,7 @@ import getpass
 import json
 import os
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -21,14 +24,28 @@ from datetime import UTC, datetime
 from ray_cfnet.errors import JobError
 from ray_cfnet.tables.storage import Location
 
+BEAT_S = 5.0
+STALE_S = 60.0
 _LOOK_EVERY_S = 0.05
+_LOOK_AT_S3_EVERY_S = 0.5
+
+
+class Hold:
+    """A lock in one's hand."""
+
+    def check(self) -> None:
+        """Raises JobError if somebody else may have the lock by now."""
 
 
 @contextmanager
-def exclusive(directory: Location, patience_s: float = 60.0) -> Iterator[None]:
-    """Runs the block while nobody else is in one for `directory`. Raises JobError when patience ends first."""
-    with (_flocked if directory.is_local else _announced)(directory, patience_s):
-        yield
+def exclusive(directory: Location, what: str, patience_s: float = 60.0) -> Iterator[Hold]:
+    """Runs the block while nobody else is in one for `directory`.
+
+    `what` is told to whoever waits. Raises JobError with the holder's name when patience ends first; a holder on S3
+    that may be dead is watched until that is clear.
+    """
+    with (_flocked if directory.is_local else _announced)(directory, what, patience_s) as hold:
+        yield hold
 
 
 def who() -> str:
@@ -44,8 +61,21 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def _card(what: str) -> bytes:
+    """What a holder leaves for others to read."""
+    return json.dumps({"by": who(), "pid": os.getpid(), "at": now(), "what": what}).encode()
+
+
+def _told(card: bytes) -> str:
+    try:
+        content = json.loads(card)
+        return f"{content['what']} of {content['by']} (process {content['pid']}) since {content['at']}"
+    except (ValueError, KeyError, TypeError):
+        return "someone"
+
+
 @contextmanager
-def _flocked(directory: Location, patience_s: float) -> Iterator[None]:
+def _flocked(directory: Location, what: str, patience_s: float) -> Iterator[Hold]:
     give_up = time.monotonic() + patience_s
     file = (directory / ".lock").path
     try:
@@ -59,46 +89,111 @@ def _flocked(directory: Location, patience_s: float) -> Iterator[None]:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > give_up:
-                    raise JobError(f"{file}: held by another process for {patience_s:g} s; try again") from None
+                if time.monotonic() >= give_up:
+                    holder = _told(os.pread(descriptor, 4096, 0))
+                    raise JobError(f"{file}: held by {holder}; wait for its end and try again") from None
             except OSError as error:
                 raise JobError(f"{file}: this file system has no locks ({error}); use another one") from error
             time.sleep(_LOOK_EVERY_S)
-        yield
+        with suppress(OSError):  # a full disk must not keep a run from saying what it needs
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, _card(what), 0)
+        yield Hold()
     finally:
         os.close(descriptor)
 
 
 @contextmanager
-def _announced(directory: Location, patience_s: float) -> Iterator[None]:
+def _announced(directory: Location, what: str, patience_s: float) -> Iterator[Hold]:
     give_up = time.monotonic() + patience_s
     announcements = directory / ".locks"
-    name = f"{time.time_ns():020d}-{uuid.uuid4().hex}"
+    mine = announcements / f"{time.time_ns():020d}-{uuid.uuid4().hex}"
+    card = _card(what)
+    signs = _SignsOfLife()
     announced = False
     try:
         while True:
-            others = [file.path for file in announcements.files() if file.path != name]
+            others = {file.path: file.modified_ns for file in announcements.files() if file.path != mine.name}
+            for dead in signs.dead(others):
+                (announcements / dead).delete()
+                del others[dead]
             if announced and not others:
                 break
             if not announced and not others:
                 announced = True
-                (announcements / name).write_bytes(json.dumps({"by": who(), "at": now()}).encode())
+                mine.write_bytes(card)
                 continue
-            if announced and min(others) < name:  # the one who came first stays, the others step back
-                (announcements / name).delete()
+            if announced and min(others) < mine.name:  # the one who came first stays, the others step back
+                mine.delete()
                 announced = False
-            if time.monotonic() > give_up:
-                raise JobError(_held(announcements / min(others), patience_s))
-            time.sleep(_LOOK_EVERY_S)
-        yield
+            first = min(others)
+            if time.monotonic() >= give_up and signs.alive(first):
+                raise JobError(f"{announcements / first}: {_held(announcements / first)}")
+            time.sleep(_LOOK_AT_S3_EVERY_S)
+        with _BeatingHold(mine, card) as hold:
+            yield hold
     finally:
         if announced:
-            (announcements / name).delete()
+            mine.delete()
 
 
-def _held(place: Location, patience_s: float) -> str:
-    holder = "someone"
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        content = json.loads(place.read_bytes())
-        holder = f"{content['by']} since {content['at']}"
-    return f"{place}: held by {holder}, waited {patience_s:g} s; if that process is dead, delete this object"
+def _held(place: Location) -> str:
+    card = b""
+    with suppress(OSError):
+        card = place.read_bytes()
+    return f"held by {_told(card)}; wait for its end and try again"
+
+
+class _SignsOfLife:
+    """Which announcements change while we watch, by our own clock."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, float]] = {}
+        self._changed: set[str] = set()
+
+    def dead(self, others: dict[str, int]) -> list[str]:
+        """Takes note of what a listing shows and names those that have not changed for too long."""
+        at = time.monotonic()
+        for name, modified in others.items():
+            if name in self._seen and self._seen[name][0] != modified:
+                self._changed.add(name)
+            if name not in self._seen or self._seen[name][0] != modified:
+                self._seen[name] = (modified, at)
+        return [name for name in others if at - self._seen[name][1] > STALE_S]
+
+    def alive(self, name: str) -> bool:
+        return name in self._changed
+
+
+class _BeatingHold(Hold):
+    """Writes its object anew now and then, until it is closed or was held up for too long."""
+
+    def __init__(self, place: Location, card: bytes) -> None:
+        self._place = place
+        self._card = card
+        self._last_beat = time.monotonic()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> "_BeatingHold":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def check(self) -> None:
+        if self._lost() or not self._place.exists():
+            raise JobError(f"{self._place}: this run was held up for too long and lost its lock; start it again")
+
+    def _lost(self) -> bool:
+        return time.monotonic() - self._last_beat > STALE_S / 2
+
+    def _beat(self) -> None:
+        while not self._closed.wait(BEAT_S):
+            if self._lost():
+                return  # another may have the lock by now: writing would look like life
+            with suppress(JobError, OSError):
+                self._place.write_bytes(self._card)
+                self._last_beat = time.monotonic()

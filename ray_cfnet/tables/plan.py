@@ -1,9 +1,11 @@
 """The plan of a job: which row groups of which files make a unit of work. Read from footers alone."""
 
 import difflib
+import os
 import posixpath
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +17,7 @@ from ray_cfnet.tables.schema import value_type
 from ray_cfnet.tables.storage import FoundFile, Location
 
 _FOOTER_THREADS = 16
+_AHEAD_BYTES = 64 * 1024**2
 _ENDINGS = (".parquet", ".pq", ".parq", "")  # some engines write files without an ending
 
 
@@ -194,6 +197,17 @@ def read_unit(
             raise InputError(f"{file}: cannot be read ({reason})", "write the file again, or remove it") from None
 
 
+def read_ahead(root: Location, unit: Unit) -> None:
+    """Asks the kernel to fetch a unit's local files; a hint, nothing more."""
+    for path in sorted({piece.path for piece in unit.pieces}) if root.is_local else ():
+        with suppress(OSError):
+            descriptor = os.open((root / path).path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(descriptor, 0, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(descriptor)
+
+
 def check_columns(source: Source, needed: Mapping[str, str | None]) -> None:
     """Compares every footer with what is needed: column name -> value type it must have (None: any).
 
@@ -217,20 +231,48 @@ def check_columns(source: Source, needed: Mapping[str, str | None]) -> None:
         )
 
 
-def check_same_columns(source: Source) -> None:
-    """Raises InputError when a file's columns are not those of the first file: no column may get lost."""
-    first = {field.name: field.type for field in source.schema}
+def common_columns(source: Source) -> pa.Schema:
+    """The first file's columns, each with the widest type that a file has for it.
+
+    Raises InputError when a file has other columns, or a type that none of the two can take in: no column and no
+    value may get lost.
+    """
+    columns = {field.name: field for field in source.schema}
     for file in source.files:
         here = {field.name: field.type for field in file.schema}
-        if here != first:
-            names = sorted(name for name in first.keys() | here.keys() if first.get(name) != here.get(name))
+        wider = {name: _wider(field.type, here[name]) for name, field in columns.items() if name in here}
+        faults = [name for name in [*columns, *here] if wider.get(name) is None]
+        if faults:
             shown = ", ".join(
-                f"{name} ({first.get(name, 'missing')} / {here.get(name, 'missing')})" for name in names[:5]
+                f"{name} ({columns[name].type if name in columns else 'missing'} / {here.get(name, 'missing')})"
+                for name in list(dict.fromkeys(faults))[:5]
             )
             raise InputError(
                 f"{source.root / file.found.path}: other columns than in {source.files[0].found.path}: {shown}",
                 "write the files with one schema, or explain them with --partition one by one",
             )
+        columns = {name: field.with_type(wider[name]) for name, field in columns.items()}
+    return pa.schema(list(columns.values()))
+
+
+def conform(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
+    """A file's rows with the table's types; dictionaries of the same values stay as they were read."""
+    arrays = [
+        array if value_type(array.type) == value_type(field.type) else array.cast(field.type)
+        for array, field in zip(batch.columns, columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=columns.names)
+
+
+def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Which of two types holds whatever the other can; None if neither does."""
+    if one == other:
+        return one
+    if value_type(one) == value_type(other):  # a dictionary of strings is strings
+        return value_type(one)
+    if _reads_as(one, str(value_type(other))):
+        return value_type(one)
+    return value_type(other) if _reads_as(other, str(value_type(one))) else None
 
 
 def _reads_as(actual: pa.DataType, wanted: str) -> bool:

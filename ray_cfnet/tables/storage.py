@@ -33,7 +33,15 @@ class FoundFile:
 def _s3() -> pafs.FileSystem:
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    return pafs.S3FileSystem(endpoint_override=endpoint, region=region, allow_bucket_creation=False)
+    return pafs.S3FileSystem(
+        endpoint_override=endpoint,
+        region=region,
+        allow_bucket_creation=False,
+        # A server that answers 503 or not at all for a while is waited for.
+        connect_timeout=10,
+        request_timeout=30,
+        retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=6),
+    )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.tables.storage import Location
 from tests.integration.conftest import CONF, Trained
 
-QUIET: Any = lambda record, total: None  # noqa: E731
+QUIET: Any = lambda *_: None  # noqa: E731
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from ray_cfnet.tables.plan import (
     SourceFile,
     Unit,
     check_columns,
-    check_same_columns,
+    common_columns,
     open_source,
     read_unit,
 )
@@ -277,13 +277,13 @@ def test_files_with_other_columns_than_the_first_are_refused(tmp_path: Path):
     write(tmp_path / "a.parquet", range(3), income=[1, 2, 3])
     write(tmp_path / "b.parquet", range(3), income=[1.0, 2.0, 3.0])
     with pytest.raises(InputError, match=r"b\.parquet: other columns than in a\.parquet: income \(int64 / double\)"):
-        check_same_columns(open_source(str(tmp_path)))
+        common_columns(open_source(str(tmp_path)))
 
 
 def test_files_with_the_same_columns_are_accepted(tmp_path: Path):
     write(tmp_path / "a.parquet", range(3), income=[1, 2, 3])
     write(tmp_path / "b.parquet", range(3), income=[1, 2, 3])
-    check_same_columns(open_source(str(tmp_path)))
+    common_columns(open_source(str(tmp_path)))
 
 
 def test_a_partition_keeps_the_row_numbers_of_the_whole_table():

@@ -418,22 +418,46 @@ def test_current_keeps_its_size_whatever_it_says(tmp_path: Path) -> None:
     assert sizes == {256}
 
 
-def test_a_lock_held_too_long_is_told_and_given_back(store: Location) -> None:
-    with lock.exclusive(store), pytest.raises(JobError, match="held by"), lock.exclusive(store, patience_s=0.2):
-        pass
-    with lock.exclusive(store, patience_s=0.2):
-        pass
+@pytest.fixture
+def quick_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {"BEAT_S": 0.2, "STALE_S": 1.5, "_LOOK_AT_S3_EVERY_S": 0.05}.items():
+        monkeypatch.setattr(lock, name, seconds)
 
 
-def test_a_dead_promoters_lock_on_s3_is_named_for_deletion(store: Location) -> None:
+@pytest.mark.usefixtures("quick_lock")
+def test_a_held_lock_is_refused_with_the_holders_name_and_given_back(store: Location) -> None:
+    with (
+        lock.exclusive(store, "run 12ab"),
+        pytest.raises(JobError, match=r"held by run 12ab of \S+@\S+ \(process \d+\) since 20"),
+        lock.exclusive(store, "another", patience_s=0),
+    ):
+        pass
+    with lock.exclusive(store, "the next", patience_s=0) as hold:
+        hold.check()
+
+
+@pytest.mark.usefixtures("quick_lock")
+def test_the_lock_of_a_dead_holder_on_s3_is_taken_over(store: Location) -> None:
     if store.is_local:
         pytest.skip("the kernel gives a dead process's lock back")
     (store / ".locks" / "00000000000000000001-dead").write_bytes(b'{"by": "ann@host", "at": "2026-11-15"}')
-    with (
-        pytest.raises(JobError, match=r"00001-dead: held by ann@host since 2026-11-15.*delete this object"),
-        lock.exclusive(store, patience_s=0.2),
-    ):
-        pass
+    started = time.monotonic()
+    with lock.exclusive(store, "the next", patience_s=0):
+        assert time.monotonic() - started > 1.5
+        assert [file.path for file in (store / ".locks").files() if "dead" in file.path] == []
+
+
+@pytest.mark.usefixtures("quick_lock")
+def test_a_holder_that_lost_its_lock_on_s3_notices(store: Location) -> None:
+    if store.is_local:
+        pytest.skip("flock cannot be lost")
+    with lock.exclusive(store, "a run") as hold:
+        hold.check()
+        for file in (store / ".locks").files():
+            (store / ".locks" / file.path).delete()
+        hold._place = store / "elsewhere"  # its next beat goes astray, as that of a suspended process would
+        with pytest.raises(JobError, match="lost its lock"):
+            hold.check()
 
 
 def test_models_lists_bundles_marks_current_and_tells_damage(store: Location) -> None:

@@ -1,0 +1,125 @@
+"""How a complete partition takes the place of the old one, and how a commit that was killed is finished.
+
+A commit starts when every file of the partition is complete in the staging directory, and first writes down what it
+is about to do. From then on it can only go forward: whoever takes the output's lock next finishes it.
+
+Local and shared POSIX file systems: the partition's directory and the staged one change names in one step, so
+a reader finds either all of the old files or all of the new ones. Where the file system cannot do that, the old
+directory steps aside first. S3 has no rename, and the root of a table or a partition with partitions below it
+cannot change its name: there the old files go first, then the new ones come. A reader may then miss rows for
+a moment, but never sees one twice.
+"""
+
+import json
+import os
+import posixpath
+import re
+from dataclasses import dataclass
+
+from ray_cfnet.cluster.ledger import REJECTS, RUNS, RunFiles, join
+from ray_cfnet.errors import JobError
+from ray_cfnet.tables.storage import Location
+from ray_cfnet.tables.swap import exchange
+
+_JOURNAL = "commit.json"
+_PART = re.compile(r"part-\d{5,}-[0-9a-f]{16}\.parquet")
+
+
+def commit_partition(run: RunFiles, partition: str, files: list[str]) -> None:
+    """Makes the run's files all that is visible of a partition; `files` empty: its rows are gone.
+
+    Files that no run wrote are somebody else's and stay.
+    """
+    journal = run.directory / _JOURNAL
+    journal.write_bytes(json.dumps({"partition": partition, "files": files}).encode())
+    _carry_out(run, partition, files)
+    journal.delete()
+
+
+def finish_commits(output: Location) -> list[str]:
+    """Finishes commits that were killed on the way; needs the output's lock. Returns their partitions."""
+    finished = []
+    for found in (output / RUNS).files():
+        run_id, _, name = found.path.partition("/")
+        if name == _JOURNAL:
+            run = RunFiles(output, run_id)
+            journal = json.loads((run.directory / _JOURNAL).read_bytes())
+            _carry_out(run, journal["partition"], journal["files"])
+            (run.directory / _JOURNAL).delete()
+            finished.append(journal["partition"])
+    return finished
+
+
+def _carry_out(run: RunFiles, partition: str, files: list[str]) -> None:
+    """Every step looks at what is there, so that it can be repeated from any point."""
+    for directory in (partition, join(REJECTS, partition)):
+        mine = [file for file in files if posixpath.dirname(file) == directory]
+        change = _Change(run, directory, mine)
+        try:
+            if mine and change.can_swap():
+                change.swap()
+            else:
+                change.file_by_file()
+        except OSError as error:
+            raise JobError(
+                f"{run.output / directory}: cannot be committed ({error}); mend it and run again: the work is kept"
+            ) from error
+
+
+@dataclass(frozen=True)
+class _Change:
+    """One directory of the output: its old files out, `files` in."""
+
+    run: RunFiles
+    directory: str
+    files: list[str]
+
+    @property
+    def place(self) -> Location:
+        return self.run.output / self.directory if self.directory else self.run.output
+
+    @property
+    def staged(self) -> Location:
+        return self.run.staging / self.directory if self.directory else self.run.staging
+
+    @property
+    def aside(self) -> Location:
+        return self.run.directory / "replaced" / self.directory
+
+    def can_swap(self) -> bool:
+        if not self.place.is_local or self.directory in ("", REJECTS):
+            return False
+        in_place = [os.path.exists((self.run.output / file).path) for file in self.files]
+        if any(in_place) and not all(in_place):  # some were committed before: the staged directory lacks them
+            return False
+        places = [place.path for place in (self.place, self.staged) if os.path.isdir(place.path)]
+        return not any(entry.is_dir() for place in places for entry in os.scandir(place))
+
+    def swap(self) -> None:
+        place, staged, aside = self.place.path, self.staged.path, self.aside.path
+        names = [posixpath.basename(file) for file in self.files]
+        if not all(os.path.exists(os.path.join(place, name)) for name in names):
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            if not os.path.isdir(place):
+                os.rename(staged, place)
+            elif not exchange(staged, place):
+                os.makedirs(os.path.dirname(aside), exist_ok=True)
+                os.rename(place, aside)
+                os.rename(staged, place)
+        for old in (staged, aside):
+            if os.path.isdir(old):
+                self._empty(old)
+
+    def _empty(self, old: str) -> None:
+        for name in os.listdir(old):
+            if not _PART.fullmatch(name):
+                os.rename(os.path.join(old, name), os.path.join(self.place.path, name))
+        Location.of(old).delete()
+
+    def file_by_file(self) -> None:
+        for found in self.place.files():
+            if _PART.fullmatch(found.path) and join(self.directory, found.path) not in self.files:
+                (self.place / found.path).delete()
+        for file in self.files:
+            if (self.run.staging / file).exists():
+                (self.run.staging / file).move_to(self.run.output / file)

@@ -1,0 +1,93 @@
+"""The manifest of a run: what it read, wrote and found. docs/manifest.md tells what each key means."""
+
+import os
+import platform
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from ray_cfnet import config
+from ray_cfnet.cluster.ledger import (
+    MANIFEST_VERSION,
+    RUNS,
+    FailedUnit,
+    RunFiles,
+    UnitRecord,
+    read_manifest,
+    totals,
+    unit_entries,
+)
+from ray_cfnet.cluster.units import actor_range
+from ray_cfnet.errors import InputError
+from ray_cfnet.model.bundle import Bundle
+from ray_cfnet.tables.plan import Source
+from ray_cfnet.tables.storage import Location
+
+_PACKAGES = ("ray-cfnet", "ray", "torch", "pyarrow", "numpy")
+
+
+def make_manifest(
+    source: Source,
+    bundle: Bundle,
+    whole: config.Config,
+    run: RunFiles,
+    done: dict[str, list[UnitRecord]],
+    failed: list[FailedUnit],
+    seconds: float,
+) -> dict[str, Any]:
+    records = [record for partition in done.values() for record in partition]
+    summary = totals(records)
+    rows_per_s = summary["rows_in"] / seconds
+    _, actors = actor_range(whole.cluster, len(records) or 1)
+    unfinished = {failure.partition for failure in failed}
+    return {
+        "version": MANIFEST_VERSION,
+        "run_id": run.run_id,
+        "model_id": bundle.id,
+        "state": "incomplete" if failed else "complete",
+        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "submission_id": os.environ.get("RAY_JOB_SUBMISSION_ID"),
+        "input": str(source.root),
+        "inputs": [asdict(file.found) for file in source.files],
+        "output": str(run.output),
+        "format": whole.output.format,
+        **summary,
+        "partitions": {
+            name: {"state": "unfinished" if name in unfinished else "committed", **totals(done[name])}
+            for name in source.partitions
+        },
+        "units_planned": len(records) + len(failed),
+        "units": unit_entries(records),
+        "failures": [asdict(failure) for failure in sorted(failed, key=lambda failure: failure.number)],
+        "retries": sum(record.retries for record in records),
+        "seconds": round(seconds, 3),
+        "rows_per_s": round(rows_per_s, 1),
+        "rows_per_s_per_core": round(rows_per_s / (actors * whole.cluster.actor_cpus), 1),
+        "actors": actors,
+        "peak_rss_mb": max((record.peak_rss_mb for record in records), default=0),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+    }
+
+
+def list_runs(output: Location) -> list[dict[str, Any]]:
+    """The runs of an output, oldest first; one without a manifest was stopped or is at work."""
+    found: dict[str, dict[str, Any]] = {}
+    for file in (output / RUNS).files():
+        run_id, _, name = file.path.partition("/")
+        if name == "manifest.json":
+            found[run_id] = read_manifest(output / RUNS / file.path)
+        elif name:
+            found.setdefault(run_id, {"run_id": run_id, "state": "unfinished"})
+    if not found:
+        raise InputError(f"{output}: no runs in it", "name the output directory of ray-cfnet explain")
+    return sorted(found.values(), key=lambda run: (run.get("finished_at", "~"), run["run_id"]))
+
+
+def find_run(output: Location, wanted: str) -> dict[str, Any]:
+    """The manifest of a run, by its id or the first characters of it."""
+    matching = [run for run in list_runs(output) if run["run_id"].startswith(wanted)]
+    if len(matching) != 1:
+        problem = "no such run" if not matching else f"{len(matching)} runs begin so"
+        raise InputError(f"{output}: {problem}: {wanted}", f"ray-cfnet runs {output} lists them")
+    return matching[0]
