@@ -240,17 +240,23 @@ class _Job:
         finished = {record.number for record in earlier}
         todo = [unit for unit in units if unit.number not in finished]
         self.run.stop_sign.delete()
+        unwritable: JobError | None = None
         with _stop_sign_on_sigterm(self.run) as stopped:
             for unit, outcome in unit_outcomes(todo, worker, self.whole.cluster):
-                if isinstance(outcome, RayCfnetError):
+                if isinstance(outcome, JobError):  # what cannot be written here cannot be written anywhere
+                    unwritable = unwritable or outcome
+                    self.run.stop_sign.write_bytes(b"stop\n")
+                elif isinstance(outcome, RayCfnetError):
                     self.failed.append(FailedUnit(unit.number, unit.partition, str(outcome)))
                 elif outcome is not None:
                     self.done[unit.partition].append(outcome)
                     self._commit_if_complete(unit.partition)
                     self.on_unit(outcome, len(units), True)
+        left = f"{len(units) - sum(map(len, self.done.values()))} of {len(units)} units are left; run again to go on"
+        if unwritable is not None:
+            raise JobError(f"{unwritable}\n  {left}")
         if stopped.is_set():
-            left = len(units) - sum(len(records) for records in self.done.values())
-            raise JobError(f"stopped by a signal, {left} of {len(units)} units are left; run again to go on")
+            raise JobError(f"stopped by a signal, {left}")
         manifest = make_manifest(
             self.source, self.bundle, self.whole, self.run, self.done, self.failed, time.perf_counter() - started
         )
