@@ -8,21 +8,81 @@ a reader finds either all of the old files or all of the new ones. Where the fil
 directory steps aside first. S3 has no rename, and the root of a table or a partition with partitions below it
 cannot change its name: there the old files go first, then the new ones come. A reader may then miss rows for
 a moment, but never sees one twice.
+
+A Delta table takes the new files of all partitions in one commit at the end of the run (tables/delta.py); until then
+nobody looks at them, and old files stay for time travel. Rejects are plain files in either format.
 """
 
 import json
 import os
 import posixpath
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from ray_cfnet.cluster.ledger import REJECTS, RUNS, RunFiles, join
+import pyarrow as pa
+
+from ray_cfnet.cluster.ledger import REJECTS, RUNS, RunFiles, UnitRecord, join
 from ray_cfnet.errors import JobError
+from ray_cfnet.tables.delta import DeltaFile, active_files, commit_delta
 from ray_cfnet.tables.storage import Location
 from ray_cfnet.tables.swap import exchange
 
 _JOURNAL = "commit.json"
+_MOVE_THREADS = 16
 _PART = re.compile(r"part-\d{5,}-[0-9a-f]{16}\.parquet")
+
+
+class ParquetCommit:
+    """A run whose partitions become visible one by one, as they are complete."""
+
+    def __init__(self, run: RunFiles) -> None:
+        self.run = run
+
+    def partition(self, name: str, records: list[UnitRecord]) -> None:
+        """Every row of the partition is in the records' files, which are staged or in place."""
+        commit_partition(self.run, name, files_of(records))
+
+    def stands(self, files: set[str]) -> bool:
+        """Whether these files are still what a reader finds."""
+        return self.run.present_files().issuperset(files)
+
+    def end(self) -> None:
+        """Nothing is left to do."""
+
+
+class DeltaCommit(ParquetCommit):
+    """A run whose partitions become visible all at once, at its end."""
+
+    def __init__(self, run: RunFiles, columns: pa.Schema) -> None:
+        super().__init__(run)
+        self.columns = columns
+        self.complete: dict[str, list[DeltaFile]] = {}
+
+    def partition(self, name: str, records: list[UnitRecord]) -> None:
+        files = files_of(records)
+        rejected = [file for file in files if file.startswith(f"{REJECTS}/")]
+        _journalled(self.run, name, [join(REJECTS, name)], rejected)
+        self.complete[name] = []
+        for record in records:
+            for file in set(record.files) - set(rejected):
+                if (self.run.staging / file).exists():
+                    (self.run.staging / file).move_to(self.run.output / file)
+                size = (self.run.output / file).info().size
+                self.complete[name].append(DeltaFile(file, name, size, record.rows_out))
+
+    def stands(self, files: set[str]) -> bool:
+        rejected = {file for file in files if file.startswith(f"{REJECTS}/")}
+        return super().stands(rejected) and set(active_files(self.run.output)).issuperset(files - rejected)
+
+    def end(self) -> None:
+        if self.complete:
+            files = [file for name in sorted(self.complete) for file in self.complete[name]]
+            commit_delta(self.run.output, self.columns, sorted(self.complete), files, self.run.run_id)
+
+
+def files_of(records: list[UnitRecord]) -> list[str]:
+    return sorted(file for record in records for file in record.files)
 
 
 def commit_partition(run: RunFiles, partition: str, files: list[str]) -> None:
@@ -30,9 +90,14 @@ def commit_partition(run: RunFiles, partition: str, files: list[str]) -> None:
 
     Files that no run wrote are somebody else's and stay.
     """
+    _journalled(run, partition, [partition, join(REJECTS, partition)], files)
+
+
+def _journalled(run: RunFiles, partition: str, directories: list[str], files: list[str]) -> None:
     journal = run.directory / _JOURNAL
-    journal.write_bytes(json.dumps({"partition": partition, "files": files}).encode())
-    _carry_out(run, partition, files)
+    content = {"partition": partition, "directories": directories, "files": files}
+    journal.write_bytes(json.dumps(content).encode())
+    _carry_out(run, directories, files)
     journal.delete()
 
 
@@ -44,15 +109,15 @@ def finish_commits(output: Location) -> list[str]:
         if name == _JOURNAL:
             run = RunFiles(output, run_id)
             journal = json.loads((run.directory / _JOURNAL).read_bytes())
-            _carry_out(run, journal["partition"], journal["files"])
+            _carry_out(run, journal["directories"], journal["files"])
             (run.directory / _JOURNAL).delete()
             finished.append(journal["partition"])
     return finished
 
 
-def _carry_out(run: RunFiles, partition: str, files: list[str]) -> None:
+def _carry_out(run: RunFiles, directories: list[str], files: list[str]) -> None:
     """Every step looks at what is there, so that it can be repeated from any point."""
-    for directory in (partition, join(REJECTS, partition)):
+    for directory in directories:
         mine = [file for file in files if posixpath.dirname(file) == directory]
         change = _Change(run, directory, mine)
         try:
@@ -120,6 +185,10 @@ class _Change:
         for found in self.place.files():
             if _PART.fullmatch(found.path) and join(self.directory, found.path) not in self.files:
                 (self.place / found.path).delete()
-        for file in self.files:
-            if (self.run.staging / file).exists():
-                (self.run.staging / file).move_to(self.run.output / file)
+        # On S3 each is a copy, made by the server.
+        with ThreadPoolExecutor(_MOVE_THREADS) as threads:
+            list(threads.map(self._move, self.files))
+
+    def _move(self, file: str) -> None:
+        if (self.run.staging / file).exists():
+            (self.run.staging / file).move_to(self.run.output / file)

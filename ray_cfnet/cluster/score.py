@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import torch
 
 from ray_cfnet import config
-from ray_cfnet.cluster.commit import commit_partition, finish_commits
+from ray_cfnet.cluster.commit import DeltaCommit, ParquetCommit, finish_commits
 from ray_cfnet.cluster.ingest import READ_ROWS
 from ray_cfnet.cluster.ledger import RUNS, FailedUnit, RunFiles, UnitRecord, reconcile, run_id
 from ray_cfnet.cluster.manifest import make_manifest
@@ -28,6 +28,7 @@ from ray_cfnet.explain.columns import ROW_STATUS, output_schema, rejects_schema,
 from ray_cfnet.explain.explainer import Explainer, Explanations
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.tables.ahead import Ahead
+from ray_cfnet.tables.delta import check_format, prepare_delta
 from ray_cfnet.tables.lock import Hold, exclusive
 from ray_cfnet.tables.plan import Source, Unit, check_columns, common_columns, conform, read_ahead, read_unit
 from ray_cfnet.tables.storage import Location
@@ -164,13 +165,18 @@ def explain(source: Source, bundle_place: Location, whole: config.Config, on_uni
         )
     settings = whole.explain.model_dump(mode="json", include={"desired", "unit_rows"})
     run = RunFiles(output, run_id(source, bundle.id, settings, written))
+    check_format(output, whole.output.format)
     with exclusive(output / RUNS, f"run {run.run_id}", patience_s=0) as hold:
         finish_commits(output)
+        commit = ParquetCommit(run)
+        if whole.output.format == "delta":
+            prepare_delta(output, written, source.partitions)
+            commit = DeltaCommit(run, written)
         earlier = run.read_manifest()
-        if earlier and _stands(run, earlier):
+        if earlier and earlier["state"] == "complete" and commit.stands(_files(earlier)):
             manifest = {**earlier, "already_done": True}
         else:
-            job = _Job(source, bundle, whole, run, hold, on_unit)
+            job = _Job(source, bundle, whole, run, hold, commit, on_unit)
             worker = ExplainUnit(
                 source.root,
                 columns,
@@ -186,10 +192,8 @@ def explain(source: Source, bundle_place: Location, whole: config.Config, on_uni
     return manifest
 
 
-def _stands(run: RunFiles, manifest: dict[str, Any]) -> bool:
-    """Whether a run is complete and nothing has replaced its files since."""
-    files = {file for unit in manifest["units"] for file in unit["files"]}
-    return manifest["state"] == "complete" and run.present_files().issuperset(files)
+def _files(manifest: dict[str, Any]) -> set[str]:
+    return {file for unit in manifest["units"] for file in unit["files"]}
 
 
 def _judge(manifest: dict[str, Any], max_reject_fraction: float) -> None:
@@ -221,6 +225,7 @@ class _Job:
     whole: config.Config
     run: RunFiles
     hold: Hold
+    commit: ParquetCommit
     on_unit: OnUnit
     planned: dict[str, list[Unit]] = field(default_factory=lambda: defaultdict(list))
     done: dict[str, list[UnitRecord]] = field(default_factory=lambda: defaultdict(list))
@@ -257,6 +262,8 @@ class _Job:
             raise JobError(f"{unwritable}\n  {left}")
         if stopped.is_set():
             raise JobError(f"stopped by a signal, {left}")
+        self.hold.check()
+        self.commit.end()
         manifest = make_manifest(
             self.source, self.bundle, self.whole, self.run, self.done, self.failed, time.perf_counter() - started
         )
@@ -270,7 +277,7 @@ class _Job:
         self.hold.check()
         reconcile(partition, planned, done)
         # Without a planned unit its rows are gone, and so must be what an earlier run said about them.
-        commit_partition(self.run, partition, sorted(file for record in done for file in record.files))
+        self.commit.partition(partition, done)
 
 
 @contextmanager

@@ -110,7 +110,19 @@ def test_output_types_are_the_inputs_types(trained: Trained, explained: dict[str
 def test_the_manifest_accounts_for_every_row_and_file(explained: dict[str, Any]) -> None:
     output = Path(explained["output"])
     manifest = json.loads((output / "_runs" / explained["run_id"] / "manifest.json").read_text())
-    assert manifest["version"] == 1
+    assert manifest["version"] == 2
+    assert manifest["state"] == "complete"
+    assert manifest["row_status_share"]["ok"] == pytest.approx(manifest["row_status"]["ok"] / 4000, abs=1e-6)
+    told = duckdb.sql(
+        f"""
+        SELECT avg(fcf_distance), avg((fcf_income <> income)::int), avg((fcf_housing <> housing)::int)
+        FROM read_parquet('{output}/ds=*/*.parquet') WHERE row_status = 'ok'
+        """
+    ).fetchall()[0]
+    assert manifest["mean_fcf_distance"] == pytest.approx(told[0], abs=1e-5)
+    for name, share in zip(("income", "housing"), told[1:], strict=True):
+        assert manifest["changed_features"].get(name, share) == pytest.approx(share, abs=1e-6)
+    assert manifest["peak_rss_mb"] > 100
     assert manifest["rows_in"] == manifest["rows_out"] + manifest["rows_rejected"] == 4000
     assert sum(part["rows_in"] for part in manifest["partitions"].values()) == 4000
     listed = {file for unit in manifest["units"] for file in unit["files"]}
