@@ -154,8 +154,9 @@ def explain(source: Source, bundle_place: Location, whole: config.Config, on_uni
     bundle = Bundle.load(bundle_place)
     schema = bundle.schema
     desired = bundle.desired_for(whole.explain.desired)
-    check_columns(source, {**{f.name: f.arrow_type for f in schema.features}, **dict.fromkeys(schema.keys)})
+    check_columns(source, dict.fromkeys([*schema.feature_names, *schema.keys]))
     columns = common_columns(source)
+    check_columns(source.read_as(columns), {feature.name: feature.arrow_type for feature in schema.features})
     written = output_schema(schema, columns)
     output = Location.of(whole.output.path)
     if output.is_within(source.root) and not source.is_file:

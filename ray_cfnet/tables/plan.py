@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -85,6 +85,10 @@ class Source:
     def schema(self) -> pa.Schema:
         """The columns of the first file; `check_columns` makes sure that the others agree."""
         return self.files[0].schema
+
+    def read_as(self, columns: pa.Schema) -> "Source":
+        """The table with these columns, which every file can be read as."""
+        return replace(self, files=tuple(replace(file, schema=columns) for file in self.files))
 
     def units(self, unit_rows: int) -> list[Unit]:
         """Small files of a partition share a unit, large ones are cut between row groups."""
