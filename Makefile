@@ -8,7 +8,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit format clean
+.PHONY: help demo test lint unit quality bench format clean
+
+RAY_CFNET_DATA ?= ../shared/data
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +36,14 @@ lint: $(READY)  ## ruff, mypy, import-linter
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+quality: $(READY)  ## The paper's tables, three seeds each, into benchmarks/results (about an hour; needs RAY_CFNET_DATA)
+	$(BIN)/python jobs/reproduce.py --data $(RAY_CFNET_DATA) --datasets cancer heloc credit adult oulad covertype \
+		--seeds 0 1 2 --output benchmarks/results/quality.md
+
+bench: $(READY)  ## All speed and memory ratios (about half an hour on a quiet machine)
+	$(BIN)/python benchmarks/training.py all
+	$(BIN)/python benchmarks/explain.py all
 
 format: $(READY)  ## Format the code
 	$(BIN)/ruff format .
