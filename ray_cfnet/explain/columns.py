@@ -8,7 +8,7 @@ import base64
 import pyarrow as pa
 
 from ray_cfnet.errors import InputError
-from ray_cfnet.tables.schema import TableSchema, value_type
+from ray_cfnet.tables.schema import Continuous, TableSchema, value_type
 
 REJECT_COLUMNS = ("reject_reason", "reject_column")
 ROW_STATUS = ("ok", "already_desired", "no_feasible_cf")
@@ -70,3 +70,16 @@ def type_metadata(declared: pa.Schema) -> dict[str, bytes]:
     would be read back as a dictionary, and time zones and durations would be lost.
     """
     return {"ARROW:schema": base64.b64encode(declared.serialize().to_pybytes())}
+
+
+def dictionary_columns(schema: TableSchema, declared: pa.Schema) -> list[str]:
+    """The output's columns whose values repeat, for ParquetWriter's `use_dictionary`.
+
+    Keys, probabilities, distances and numbers without a grid hardly repeat: the writer would fill a dictionary with
+    them, find it too large, and write the values after all.
+    """
+    distinct = {*schema.keys, "pred_proba", "cf_proba", "fcf_proba", "fcf_distance"}
+    for feature in schema.features:
+        if isinstance(feature, Continuous) and feature.grid is None:
+            distinct |= {feature.name, f"cf_{feature.name}", f"fcf_{feature.name}"}
+    return [name for name in declared.names if name not in distinct]

@@ -9,24 +9,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 
 from ray_cfnet.explain.columns import ROW_STATUS, output_schema, rejects_schema
 from ray_cfnet.model.bundle import Bundle
+from ray_cfnet.model.inference import Inference, likeliest
 from ray_cfnet.model.metrics import distances, num_changed
 from ray_cfnet.model.net import Rows
-from ray_cfnet.model.step import desired_classes
 from ray_cfnet.tables.codec import (
     REJECT_REASONS,
     CodeArray,
     Encoded,
     Mask,
     Rejects,
+    bitmap,
     decode,
     encode,
+    flag_column,
     from_unit,
     label_column,
+    number_column,
     to_unit,
 )
 from ray_cfnet.tables.constraints import project
@@ -57,6 +59,23 @@ class Explanations:
     fcf_probability: Floats
     status: npt.NDArray[np.int8]
 
+    @classmethod
+    def to_fill(cls, rows: Encoded) -> "Explanations":
+        """Room for what will be known about rows: batches write into it, and nothing has to be joined."""
+        num_rows = len(rows)
+        return cls(
+            rows,
+            np.empty(num_rows, dtype=np.int64),
+            np.empty(num_rows, dtype=np.float32),
+            Encoded.like(rows),
+            np.empty(num_rows, dtype=bool),
+            np.empty(num_rows, dtype=np.float32),
+            Encoded.like(rows),
+            np.empty(num_rows, dtype=bool),
+            np.empty(num_rows, dtype=np.float32),
+            np.empty(num_rows, dtype=np.int8),
+        )
+
     @property
     def has_fcf(self) -> Mask:
         """Rows with a feasible counterfactual to tell; the others' `fcf` values mean nothing."""
@@ -66,8 +85,8 @@ class Explanations:
     def wants_fcf(self) -> Mask:
         return self.status != _ALREADY_DESIRED
 
-    def take(self, index: Mask) -> "Explanations":
-        """Some of the rows."""
+    def take(self, index: Mask | slice) -> "Explanations":
+        """Some of the rows; of a slice, views."""
         picked: dict[str, Any] = {}
         for item in fields(self):
             column = getattr(self, item.name)
@@ -84,58 +103,60 @@ class Explainer:
         self.net = bundle.net.eval()
         self.device = next(bundle.net.parameters()).device
         self.desired = desired
+        self._inference = Inference(self.net)
 
     def explain(self, rows: Encoded) -> Explanations:
         """Explains rows without rejects."""
-        parts = [
-            self._explain_batch(rows.take(slice(start, start + BATCH_ROWS)))
-            for start in range(0, len(rows), BATCH_ROWS)
-        ]
-        return _joined(parts or [self._explain_batch(rows)])
+        found = Explanations.to_fill(rows)
+        for start in range(0, len(rows), BATCH_ROWS):
+            self._explain_batch(found.take(slice(start, start + BATCH_ROWS)))
+        return found
 
-    @torch.inference_mode()
-    def _explain_batch(self, rows: Encoded) -> Explanations:
-        probabilities, generated = self.net(tensors(rows, self.schema, self.device))
-        predicted = probabilities.argmax(dim=1)
-        desired = desired_classes(probabilities, self.desired)
-        cf = Encoded(from_unit(_numpy(generated.continuous), self.schema), _numpy(generated.codes))
-        cf_valid, cf_probability = self._prove(cf, desired)
-        fcf = project(rows, cf, self.schema)
-        fcf_valid, fcf_probability = self._prove(fcf, desired)
-        status = np.where(fcf_valid, _OK, _NO_FEASIBLE_CF).astype(np.int8)
-        status[_numpy(predicted == desired)] = _ALREADY_DESIRED
-        return Explanations(
-            rows,
-            _numpy(predicted),
-            _numpy(probabilities.gather(1, predicted[:, None])[:, 0]),
-            cf,
-            cf_valid,
-            cf_probability,
-            fcf,
-            fcf_valid,
-            fcf_probability,
-            status,
-        )
+    def _explain_batch(self, found: Explanations) -> None:
+        """Fills in what is to be known about `found.rows`."""
+        rows = self._tensors(found.rows)
+        seen = self._inference.predict(rows)
+        predicted = likeliest(seen.probabilities)
+        found.predicted[:] = _numpy(predicted)
+        found.probability[:] = _of_classes(seen.probabilities, predicted)
+        desired = self.wanted(found.predicted)
+        numbers, codes = self._inference.generate(rows, seen)
+        from_unit(_numpy(numbers).T, self.schema, out=found.cf.values)
+        for column, category in enumerate(codes):
+            found.cf.codes[:, column] = _numpy(category)
+        self._prove(found.cf, desired, found.cf_valid, found.cf_probability)
+        project(found.rows, found.cf, self.schema, out=found.fcf)
+        self._prove(found.fcf, desired, found.fcf_valid, found.fcf_probability)
+        found.status[:] = np.where(found.fcf_valid, _OK, _NO_FEASIBLE_CF)
+        found.status[found.predicted == desired] = _ALREADY_DESIRED
 
-    @torch.inference_mode()
     def predicted(self, rows: Encoded) -> CodeArray:
         """(N,) the predicted classes of rows without rejects."""
         classes = np.empty(len(rows), dtype=np.int64)
         for start in range(0, len(rows), BATCH_ROWS):
             part = slice(start, start + BATCH_ROWS)
-            _, probabilities = self.net.predict(self.net.encode(tensors(rows.take(part), self.schema, self.device)))
-            classes[part] = _numpy(probabilities.argmax(dim=1))
+            probabilities = self._inference.predict(self._tensors(rows.take(part))).probabilities
+            classes[part] = _numpy(likeliest(probabilities))
         return classes
 
     def wanted(self, predicted: CodeArray) -> CodeArray:
         """(N,) the classes that rows of these predicted classes should reach."""
-        return 1 - predicted if self.desired is None else np.full_like(predicted, self.desired)
+        if self.desired is not None:
+            return np.full_like(predicted, self.desired)
+        if self.net.num_classes != 2:
+            raise ValueError("the opposite class exists for two classes only; name the desired class")
+        return 1 - predicted
 
-    def _prove(self, candidates: Encoded, desired: torch.Tensor) -> tuple[Mask, Floats]:
-        """Whether each candidate is predicted as desired, and with which probability."""
-        _, probabilities = self.net.predict(self.net.encode(tensors(candidates, self.schema, self.device)))
-        valid = probabilities.argmax(dim=1) == desired
-        return _numpy(valid), _numpy(probabilities.gather(1, desired[:, None])[:, 0])
+    def _prove(self, candidates: Encoded, desired: CodeArray, valid: Mask, probability: Floats) -> None:
+        """Fills in whether each candidate is predicted as desired, and with which probability."""
+        probabilities = self._inference.predict(self._tensors(candidates)).probabilities
+        np.equal(_numpy(likeliest(probabilities)), desired, out=valid)
+        probability[:] = _of_classes(probabilities, torch.from_numpy(desired).to(self.device))
+
+    def _tensors(self, rows: Encoded) -> Rows:
+        """Encoded rows for inference: columns stay contiguous."""
+        continuous = torch.from_numpy(to_unit(rows.values, self.schema))
+        return Rows(continuous.to(self.device), torch.from_numpy(rows.codes).to(self.device))
 
     def explain_table(self, table: pa.Table, run_id: str) -> tuple[pa.Table, pa.Table, Explanations]:
         """(explained rows, rejected rows, the numbers behind): together every row of the table, in order."""
@@ -157,14 +178,8 @@ class Explainer:
         schema = output_schema(self.schema, table.schema)
         types = {name: table.schema.field(name).type for name in self.schema.feature_names}
         classes, label_type = self.schema.target.classes, schema.field("pred_label").type
-        cf = decode(found.cf, self.schema, types)
-        no_fcf = pa.array(~found.has_fcf)
-        fcf = {name: _null_where(no_fcf, column) for name, column in decode(found.fcf, self.schema, types).items()}
-        fcf_numbers = {
-            "fcf_proba": pa.array(found.fcf_probability),
-            "fcf_num_changed": pa.array(num_changed(found.rows, found.fcf)),
-            "fcf_distance": pa.array(distances(found.rows, found.fcf, self.schema).astype(np.float32)),
-        }
+        has_fcf = bitmap(found.has_fcf)
+        cf, fcf = decode(found.cf, self.schema, types), decode(found.fcf, self.schema, types, has_fcf)
         added = {
             "pred_label": label_column(found.predicted, classes, label_type),
             "pred_proba": pa.array(found.probability),
@@ -172,9 +187,11 @@ class Explainer:
             "cf_valid": pa.array(found.cf_valid),
             "cf_proba": pa.array(found.cf_probability),
             **{f"fcf_{name}": column for name, column in fcf.items()},
-            "fcf_valid": _null_where(pa.array(~found.wants_fcf), pa.array(found.has_fcf)),
-            **{name: _null_where(no_fcf, column) for name, column in fcf_numbers.items()},
-            "row_status": label_column(found.status.astype(np.int64), ROW_STATUS, pa.string()),
+            "fcf_valid": flag_column(found.has_fcf, bitmap(found.wants_fcf)),
+            "fcf_proba": number_column(found.fcf_probability, has_fcf),
+            "fcf_num_changed": number_column(num_changed(found.rows, found.fcf), has_fcf),
+            "fcf_distance": number_column(distances(found.rows, found.fcf, self.schema).astype(np.float32), has_fcf),
+            "row_status": label_column(found.status, ROW_STATUS, pa.string()),
             "model_id": _constant(self.bundle.id, len(table)),
             "run_id": _constant(run_id, len(table)),
         }
@@ -183,41 +200,26 @@ class Explainer:
 
     def _reject_columns(self, rejected: pa.Table, rejects: Rejects) -> pa.Table:
         bad = ~rejects.good
-        reasons = label_column(rejects.reason[bad].astype(np.int64), REJECT_REASONS, pa.string())
-        columns = label_column(rejects.feature[bad].astype(np.int64), tuple(self.schema.feature_names), pa.string())
+        reasons = label_column(rejects.reason[bad], REJECT_REASONS, pa.string())
+        columns = label_column(rejects.feature[bad], tuple(self.schema.feature_names), pa.string())
         names = rejects_schema(rejected.schema).names
         return pa.table([*rejected.columns, reasons, columns], names=names)
 
 
 def tensors(rows: Encoded, schema: TableSchema, device: torch.device) -> Rows:
-    """Encoded rows as the network takes them."""
-    continuous = torch.from_numpy(to_unit(rows.values, schema))
+    """Encoded rows as training takes them: row by row, to pick batches from."""
+    continuous = torch.from_numpy(np.ascontiguousarray(to_unit(rows.values, schema)))
     return Rows(continuous.to(device), torch.from_numpy(np.ascontiguousarray(rows.codes)).to(device))
+
+
+def _of_classes(probabilities: torch.Tensor, classes: torch.Tensor) -> Floats:
+    """(N,) of (classes, N) probabilities, that of each row's class."""
+    return _numpy(probabilities.gather(0, classes[None])[0])
 
 
 def _numpy(tensor: torch.Tensor) -> npt.NDArray:
     return tensor.cpu().numpy()
 
 
-def _null_where(mask: pa.Array, column: pa.Array) -> pa.Array:
-    return pc.if_else(mask, pa.scalar(None, column.type), column)
-
-
 def _constant(value: str, num_rows: int) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(np.zeros(num_rows, dtype=np.int32)), pa.array([value]))
-
-
-def _joined(parts: list[Explanations]) -> Explanations:
-    if len(parts) == 1:
-        return parts[0]
-    columns: dict[str, Any] = {}
-    for item in fields(Explanations):
-        pieces = [getattr(part, item.name) for part in parts]
-        columns[item.name] = _joined_rows(pieces) if isinstance(pieces[0], Encoded) else np.concatenate(pieces)
-    return Explanations(**columns)
-
-
-def _joined_rows(parts: list[Encoded]) -> Encoded:
-    # Through the transpose: columns stay contiguous.
-    values = np.concatenate([part.values.T for part in parts], axis=1).T
-    return Encoded(values, np.concatenate([part.codes for part in parts]))

@@ -30,6 +30,11 @@ class Encoded:
     values: FloatArray
     codes: CodeArray
 
+    @classmethod
+    def like(cls, other: "Encoded") -> "Encoded":
+        """Room for as many rows of the same columns."""
+        return cls(np.empty(other.values.shape[::-1]).T, np.empty(other.codes.shape[::-1], dtype=np.int64).T)
+
     def __len__(self) -> int:
         return len(self.codes)
 
@@ -78,7 +83,7 @@ def encode(table: pa.Table | pa.RecordBatch, schema: TableSchema) -> tuple[Encod
             next_value += 1
         else:
             codes = codes_of(column, feature.categories)
-            if (codes < 0).any():
+            if len(codes) and codes.min() < 0:
                 rejects.mark(codes < 0, "unseen_category", position)
             encoded.codes[:, next_code] = codes
             next_code += 1
@@ -112,18 +117,19 @@ def numbers_of(column: pa.Array) -> npt.NDArray:
 def _mark_bad_numbers(
     values: FloatArray, arrow_type: pa.DataType, feature: Continuous, rejects: Rejects, position: int
 ) -> None:
-    if not np.isfinite(values).all():
-        rejects.mark(np.isnan(values), "nan", position)
-        rejects.mark(np.isinf(values), "infinite", position)
     middle, far = (feature.lower + feature.upper) / 2, _FAR_IN_UNITS * feature.span
     lower, upper = feature.bounds
     lowest = max(middle - far, -np.inf if lower is None else lower)
     highest = min(middle + far, np.inf if upper is None else upper)
     if pa.types.is_integer(value_type(arrow_type)):
         lowest, highest = max(lowest, -_LARGEST_EXACT_INTEGER), min(highest, _LARGEST_EXACT_INTEGER)
-    if len(values) and not (lowest <= values.min() and values.max() <= highest):
-        with np.errstate(invalid="ignore"):
-            rejects.mark((values < lowest) | (values > highest), "out_of_domain", position)
+    # Both ends are finite, and NaN is in no range: nearly always this is the only look at the values.
+    if len(values) == 0 or (lowest <= values.min() and values.max() <= highest):
+        return
+    rejects.mark(np.isnan(values), "nan", position)
+    rejects.mark(np.isinf(values), "infinite", position)
+    with np.errstate(invalid="ignore"):
+        rejects.mark((values < lowest) | (values > highest), "out_of_domain", position)
 
 
 def codes_of(column: pa.Array, labels: tuple) -> CodeArray:
@@ -148,20 +154,23 @@ def probabilities_of(column: pa.Array) -> tuple[CodeArray, FloatArray]:
 
 
 def to_unit(values: FloatArray, schema: TableSchema) -> npt.NDArray[np.float32]:
-    """(N, C) float32 in row order for the network: the training range becomes [0, 1]."""
-    lower = np.array([f.lower for f in schema.continuous])
-    span = np.array([f.span for f in schema.continuous])
-    unit = np.empty(values.shape, dtype=np.float32)
-    for column in range(values.shape[1]):
-        unit[:, column] = (values[:, column] - lower[column]) / span[column]
+    """(N, C) float32, column-major, for the network: the training range becomes [0, 1]."""
+    unit = np.empty(values.shape[::-1], dtype=np.float32).T
+    for column, feature in enumerate(schema.continuous):
+        unit[:, column] = (values[:, column] - feature.lower) / feature.span
     return unit
 
 
-def from_unit(unit: npt.NDArray[np.float32], schema: TableSchema) -> FloatArray:
-    """(N, C) raw values that the columns could hold: on the grid, inside the training range, of the type."""
-    values = np.empty(unit.shape[::-1]).T
+def from_unit(unit: npt.NDArray[np.float32], schema: TableSchema, out: FloatArray | None = None) -> FloatArray:
+    """(N, C) raw values that the columns could hold: on the grid, inside the training range, of the type.
+
+    They are written to `out` if it is given.
+    """
+    values = np.empty(unit.shape[::-1]).T if out is None else out
     for column, feature in enumerate(schema.continuous):
-        raw = feature.lower + unit[:, column].astype(np.float64) * feature.span
+        raw = unit[:, column].astype(np.float64)
+        raw *= feature.span
+        raw += feature.lower
         fitted = fitting(raw, feature, feature.lower, feature.upper)
         if fitted is None:  # fit_schema refuses such columns
             raise ValueError(f"{feature.name}: none of its steps lies in its range")
@@ -179,34 +188,58 @@ def fitting(raw: FloatArray, feature: Continuous, lowest: float, highest: float)
     return feature.typed(feature.grid.value(np.clip(np.rint(feature.grid.index(raw)), *positions)))
 
 
-def decode(encoded: Encoded, schema: TableSchema, types: dict[str, pa.DataType]) -> dict[str, pa.Array]:
+def bitmap(valid: Mask) -> pa.Buffer | None:
+    """Which values are not null, as Arrow keeps it; None: all. Columns can share it."""
+    return None if valid.all() else _bits(valid)
+
+
+def _bits(flags: Mask) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(flags, bitorder="little"))
+
+
+def flag_column(flags: Mask, valid: pa.Buffer | None) -> pa.Array:
+    return pa.Array.from_buffers(pa.bool_(), len(flags), [valid, _bits(flags)])
+
+
+def number_column(values: npt.NDArray, valid: pa.Buffer | None) -> pa.Array:
+    """The numbers themselves as an Arrow column, without a copy."""
+    kept = np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(kept.dtype), len(kept), [valid, pa.py_buffer(kept)])
+
+
+def decode(
+    encoded: Encoded, schema: TableSchema, types: dict[str, pa.DataType], valid: pa.Buffer | None = None
+) -> dict[str, pa.Array]:
     """A column per feature, by name, of the given types (strings leave as dictionary arrays)."""
     columns: dict[str, pa.Array] = {}
     next_value = next_code = 0
     for feature in schema.features:
         kept = value_type(types[feature.name])
         if isinstance(feature, Continuous):
-            columns[feature.name] = _number_column(encoded.values[:, next_value], kept)
+            columns[feature.name] = _typed_column(encoded.values[:, next_value], kept, valid)
             next_value += 1
         else:
-            columns[feature.name] = label_column(encoded.codes[:, next_code], feature.categories, kept)
+            columns[feature.name] = label_column(encoded.codes[:, next_code], feature.categories, kept, valid)
             next_code += 1
     return columns
 
 
-def _number_column(values: FloatArray, arrow_type: pa.DataType) -> pa.Array:
-    if pa.types.is_integer(arrow_type):
-        return pa.array(np.rint(values).astype(np.int64)).cast(arrow_type)
+def _typed_column(values: FloatArray, arrow_type: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
     if pa.types.is_decimal(arrow_type):
         lower_half = np.rint(values * 10.0**arrow_type.scale).astype("<i8")
         halves = np.ascontiguousarray(np.stack([lower_half, lower_half >> 63], axis=1))  # two's complement
-        return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(halves)])
-    return pa.array(values).cast(arrow_type, safe=False)
+        return pa.Array.from_buffers(arrow_type, len(values), [valid, pa.py_buffer(halves)])
+    if pa.types.is_integer(arrow_type):
+        values = np.rint(values)
+    return number_column(values.astype(arrow_type.to_pandas_dtype(), copy=False), valid)
 
 
-def label_column(codes: CodeArray, labels: tuple, arrow_type: pa.DataType) -> pa.Array:
+def label_column(
+    codes: npt.NDArray[np.integer], labels: tuple, arrow_type: pa.DataType, valid: pa.Buffer | None = None
+) -> pa.Array:
     """Codes as an Arrow column: a dictionary array for strings, plain values otherwise."""
     entries = pa.array(labels, type=arrow_type)
+    indices = number_column(codes.astype(np.int32), valid)
     if pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type):
-        return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), entries)
-    return entries.take(pa.array(codes))
+        return pa.DictionaryArray.from_arrays(indices, entries, safe=False)
+    return entries.take(indices)

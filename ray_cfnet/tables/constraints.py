@@ -10,9 +10,12 @@ from ray_cfnet.tables.codec import CodeArray, Encoded, Mask, fitting
 from ray_cfnet.tables.schema import Categorical, Continuous, FloatArray, TableSchema
 
 
-def project(rows: Encoded, candidates: Encoded, schema: TableSchema) -> Encoded:
-    """The feasible candidates: each feature moved no further than its rules ask. Idempotent."""
-    projected = Encoded(np.empty(candidates.values.shape[::-1]).T, np.empty_like(candidates.codes))
+def project(rows: Encoded, candidates: Encoded, schema: TableSchema, out: Encoded | None = None) -> Encoded:
+    """The feasible candidates: each feature moved no further than its rules ask. Idempotent.
+
+    They are written to `out` if it is given.
+    """
+    projected = Encoded.like(candidates) if out is None else out
     for column, number in enumerate(schema.continuous):
         projected.values[:, column] = _project_number(rows.values[:, column], candidates.values[:, column], number)
     for column, category in enumerate(schema.categorical):

@@ -1,0 +1,223 @@
+"""Explaining speed as ratios, each measured within one run: python benchmarks/explain.py roof memory
+
+roof     rows/s of the bare loop (read, reject, encode, predict, explain, prove, write; one process, one thread) /
+         rows/s of pyarrow reading the same file and writing the same columns (target >= 0.35 at 8 and 30 features)
+memory   peak resident memory of a process that explains one file with a single row group (<= 1.2 GiB, 10 M rows)
+
+Seconds are those of the process (CPU time): one thread works, and a busy neighbour does not count.
+
+Everything is on local disk, without Ray. What needs a job (whole runs, actors, scaling, start-up) comes beside these.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from ray_cfnet.cluster.ingest import READ_ROWS
+from ray_cfnet.config import Config
+from ray_cfnet.explain.columns import dictionary_columns, output_schema, type_metadata
+from ray_cfnet.explain.explainer import Explainer, tensors
+from ray_cfnet.model.bundle import Bundle, Settings, make_net
+from ray_cfnet.model.rules import SoftRules
+from ray_cfnet.model.step import TwoStageUpdate
+from ray_cfnet.tables.codec import codes_of, encode
+from ray_cfnet.tables.fit import TableStats, fit_schema
+from ray_cfnet.tables.plan import Unit, open_source, read_unit
+from ray_cfnet.tables.schema import TableSchema
+from ray_cfnet.tables.storage import Location
+
+Explain = Callable[[pa.Table], pa.Table]
+
+LEVELS = ["none", "low", "middle", "high", "top"]
+COLOURS = [f"colour-{i}" for i in range(12)]
+REGIONS = [f"region-{i:02}" for i in range(50)]
+MONTHS = [12, 24, 36, 48, 60]
+KINDS: list[dict[str, Any]] = [
+    {"kind": "continuous", "direction": "increase", "bounds": [18, 120]},
+    {"kind": "categorical", "order": LEVELS, "direction": "increase"},
+    {"kind": "continuous", "step": 100, "bounds": [0, None]},
+    {"kind": "categorical"},
+    {"kind": "continuous", "step": 0.1},
+    {"kind": "categorical", "immutable": True},
+    {"kind": "continuous"},
+    {"kind": "categorical", "order": MONTHS},
+]
+"""The features of a generated table, in turn: whole numbers, steps, decimals, doubles; strings and integers."""
+
+
+def config_of(num_features: int) -> Config:
+    features = {f"f{i:02}": KINDS[i % len(KINDS)] for i in range(num_features)}
+    return Config.model_validate(
+        {"table": {"path": "generated", "target": "y", "keys": ["id"], "features": features}, "training": {"epochs": 1}}
+    )
+
+
+def generated(num_features: int, num_rows: int, first_id: int) -> pa.Table:
+    """Rows numbered from `first_id`: a key, the features, a string that is passed through, and the target."""
+    rng = np.random.default_rng([num_features, first_id])
+    columns: dict[str, Any] = {"id": np.arange(first_id, first_id + num_rows)}
+    score = rng.logistic(0, 0.3, num_rows)
+    for i in range(num_features):
+        columns[f"f{i:02}"], effect = _feature(i % len(KINDS), num_rows, rng)
+        score += effect
+    columns["note"] = pa.array(COLOURS).take(pa.array(rng.integers(0, len(COLOURS), num_rows)))
+    columns["y"] = (score > 0).astype(np.int64)
+    return pa.table(columns)
+
+
+def _feature(kind: int, num_rows: int, rng: np.random.Generator) -> tuple[Any, Any]:
+    """(values, what they add to the score: about 0 on average, about 1 apart)"""
+    if kind % 2 == 0:
+        effect = [rng.uniform(-1.7, 1.7, num_rows), rng.exponential(1.0, num_rows) - 1, rng.normal(0, 1, num_rows)]
+        if kind == 0:
+            return np.rint(54 + 20 * effect[0]).astype(np.int64), effect[0]
+        if kind == 2:
+            return (200 + 150 * effect[1]).astype(np.int64) * 100, effect[1]
+        return (np.round(10 + 7 * effect[1], 1), effect[1]) if kind == 4 else (effect[2], effect[2])
+    labels: list[Any] = [LEVELS, COLOURS, REGIONS, MONTHS][kind // 2]
+    codes = rng.integers(0, len(labels), num_rows)
+    return pa.array(labels).take(pa.array(codes)), 3.4 * codes / (len(labels) - 1) - 1.7
+
+
+def write_input(place: Path, num_features: int, num_rows: int, row_group_rows: int) -> Path:
+    """One file, written once and kept."""
+    file = place / f"features-{num_features}-rows-{num_rows}-groups-{row_group_rows}.parquet"
+    if not file.exists():
+        place.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_suffix(".unfinished")
+        with pq.ParquetWriter(unfinished, generated(num_features, 1, 0).schema, compression="zstd") as writer:
+            for start in range(0, num_rows, row_group_rows):
+                group = range(start, min(start + row_group_rows, num_rows))
+                # In pieces: a row group of many rows need not be in memory at once to be random.
+                pieces = [
+                    generated(num_features, min(1_000_000, group.stop - first), first)
+                    for first in range(group.start, group.stop, 1_000_000)
+                ]
+                writer.write_table(pa.concat_tables(pieces), row_group_size=row_group_rows)
+        unfinished.rename(file)
+    return file
+
+
+def trained_bundle(num_features: int) -> Bundle:
+    """A few hundred steps: counterfactuals that mostly flip the prediction, as those of a real run."""
+    config = config_of(num_features)
+    table = generated(num_features, 50_000, 0)
+    stats = TableStats()
+    stats.add(table, config.table, "generated")
+    schema = fit_schema(config.table, table.schema, stats, 0.0)
+    torch.manual_seed(0)
+    net = make_net(schema, config.model)
+    update = TwoStageUpdate(net, config.training, SoftRules(schema, net.layout), None)
+    rows = tensors(encode(table, schema)[0], schema, torch.device("cpu"))
+    labels = torch.from_numpy(codes_of(table.column("y").combine_chunks(), schema.target.classes))
+    for picked in torch.randperm(len(rows)).split(128):
+        update(rows.take(picked), labels[picked])
+    return Bundle(net.eval(), schema, Settings.of(config), {}, "generated")
+
+
+def read(file: Path, schema: TableSchema) -> Iterator[pa.Table]:
+    source = open_source(str(file))
+    dictionaries = [feature.name for feature in schema.categorical]
+    for unit in source.units(500_000):
+        yield from _read_unit(source.root, unit, source.schema.names, dictionaries)
+
+
+def _read_unit(root: Location, unit: Unit, columns: list[str], dictionaries: list[str]) -> Iterator[pa.Table]:
+    for _, _, batch in read_unit(root, unit, columns, dictionaries, READ_ROWS):
+        yield pa.Table.from_batches([batch])
+
+
+def loop(file: Path, output: Path, schema: TableSchema, explain: Explain) -> float:
+    """Rows per CPU-second from file to file, with what `explain` makes of each batch."""
+    started, num_rows = time.process_time(), 0
+    writer: pq.ParquetWriter | None = None
+    for table in read(file, schema):
+        explained = explain(table)
+        if writer is None:
+            declared = output_schema(schema, table.schema)
+            repeating = dictionary_columns(schema, declared)
+            writer = pq.ParquetWriter(
+                output, explained.schema, compression="zstd", store_schema=False, use_dictionary=repeating
+            )
+            writer.add_key_value_metadata(type_metadata(declared))
+        writer.write_table(explained)
+        num_rows += len(table)
+    if writer is not None:
+        writer.close()
+    return num_rows / (time.process_time() - started)
+
+
+def roof_ratio(work: Path, num_features: int, num_rows: int) -> dict[str, float]:
+    file = write_input(work, num_features, num_rows, 500_000)
+    bundle = trained_bundle(num_features)
+    explainer = Explainer(bundle, None)
+    made = explainer.explain_table(next(read(file, bundle.schema)), "run")[0]
+    steps: dict[str, Explain] = {
+        "bare": lambda table: explainer.explain_table(table, "run")[0],
+        "roof": lambda table: made.slice(0, len(table)),
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(3):
+        # Turn by turn, so that a busy neighbour slows both alike.
+        for name, step in steps.items():
+            speeds[name].append(loop(file, work / "output.parquet", bundle.schema, step))
+    rows_per_s = {f"{name}_rows_per_s": statistics.median(taken) for name, taken in speeds.items()}
+    ratios = [bare / roof for bare, roof in zip(speeds["bare"], speeds["roof"], strict=True)]
+    return {"features": num_features, **rows_per_s, "ratio": statistics.median(ratios)}
+
+
+def peak_memory(work: Path, num_features: int, num_rows: int) -> dict[str, float]:
+    """A process of its own explains the file, so that nothing else counts."""
+    write_input(work, num_features, num_rows, num_rows)
+    options = {"features": num_features, "rows": num_rows, "work": work}
+    command = [sys.executable, __file__, "memory-child", *(f"--{name}={value}" for name, value in options.items())]
+    told = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
+    result: dict[str, Any] = json.loads(told.stdout.splitlines()[-1])
+    return {key: value for key, value in result.items() if key != "benchmark"}
+
+
+def explain_in_child(work: Path, num_features: int, num_rows: int) -> dict[str, float]:
+    file = write_input(work, num_features, num_rows, num_rows)
+    bundle = trained_bundle(num_features)
+    explainer = Explainer(bundle, None)
+    before = peak_gib()
+    speed = loop(file, work / "output.parquet", bundle.schema, lambda table: explainer.explain_table(table, "run")[0])
+    return {"features": num_features, "peak_gib": peak_gib(), "before_gib": before, "rows_per_s": speed}
+
+
+def peak_gib() -> float:
+    """Not from getrusage: there a child starts with the peak of the process that started it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("which", nargs="+", choices=["roof", "memory", "memory-child"], metavar="roof|memory")
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--features", type=int, nargs="+", default=[8, 30])
+    parser.add_argument("--work", type=Path, default=Path("out/benchmarks"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    pa.set_cpu_count(1)
+    benchmarks = {"roof": roof_ratio, "memory": peak_memory, "memory-child": explain_in_child}
+    for name in arguments.which:
+        for num_features in arguments.features:
+            result = benchmarks[name](arguments.work, num_features, arguments.rows)
+            rounded = {key: round(value, 4) for key, value in result.items()}
+            print(json.dumps({"benchmark": name, **rounded}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
