@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit format clean
+.PHONY: help demo test lint unit format image clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,6 +38,9 @@ lint: $(READY)  ## ruff, mypy, import-linter
 format: $(READY)  ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+image:  ## Build the container image for k8s/ (docs/operations.md has the one for GPUs)
+	docker build --tag ray-cfnet:$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) .
 
 clean:  ## Remove the environment and all that was made
 	rm -rf $(VENV) build dist out data .pytest_cache .mypy_cache .ruff_cache .hypothesis
