@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit quality bench format clean
+.PHONY: help demo test lint unit quality bench format image clean
 
 RAY_CFNET_DATA ?= ../shared/data
 
@@ -48,6 +48,9 @@ bench: $(READY)  ## All speed and memory ratios (about half an hour on a quiet m
 format: $(READY)  ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+image:  ## Build the container image for k8s/ (docs/operations.md has the one for GPUs)
+	docker build --tag ray-cfnet:$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) .
 
 clean:  ## Remove the environment and all that was made
 	rm -rf $(VENV) build dist out data .pytest_cache .mypy_cache .ruff_cache .hypothesis

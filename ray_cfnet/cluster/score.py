@@ -24,7 +24,7 @@ from ray_cfnet.cluster.ledger import RUNS, FailedUnit, RunFiles, UnitRecord, rec
 from ray_cfnet.cluster.manifest import make_manifest
 from ray_cfnet.cluster.units import unit_outcomes
 from ray_cfnet.errors import InputError, JobError, RayCfnetError
-from ray_cfnet.explain.columns import ROW_STATUS, output_schema, rejects_schema, type_metadata
+from ray_cfnet.explain.columns import ROW_STATUS, dictionary_columns, output_schema, rejects_schema, type_metadata
 from ray_cfnet.explain.explainer import Explainer, Explanations
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.tables.ahead import Ahead
@@ -90,8 +90,9 @@ class ExplainUnit:
         dictionaries = [feature.name for feature in schema.categorical]
         batches = Ahead(read_unit(self.root, unit, self.columns.names, dictionaries, READ_ROWS))
         record = UnitRecord(unit.number, unit.partition)
-        explained = _Part(self.run, self.run.explained_file(unit), output_schema(schema, self.columns))
-        rejected = _Part(self.run, self.run.rejects_file(unit), rejects_schema(self.columns))
+        written = output_schema(schema, self.columns)
+        explained = _Part(self.run, self.run.explained_file(unit), written, dictionary_columns(schema, written))
+        rejected = _Part(self.run, self.run.rejects_file(unit), rejects_schema(self.columns), True)
         with closing(batches), explained, rejected:
             for _, _, batch in batches:
                 table = pa.Table.from_batches([conform(batch, self.columns)])
@@ -123,12 +124,13 @@ class ExplainUnit:
 class _Part(ExitStack):
     """A Parquet file in the staging directory that appears only if it gets rows and no error."""
 
-    def __init__(self, run: RunFiles, name: str, declared: pa.Schema) -> None:
+    def __init__(self, run: RunFiles, name: str, declared: pa.Schema, dictionaries: list[str] | bool) -> None:
         super().__init__()
         self.name = name
         self.num_rows = 0
         self._place = run.staging / name
         self._declared = declared
+        self._dictionaries = dictionaries
         self._writer: pq.ParquetWriter | None = None
 
     def write(self, table: pa.Table) -> None:
@@ -137,7 +139,9 @@ class _Part(ExitStack):
         if self._writer is None:
             sink = self.enter_context(self._place.atomic_sink())
             self._writer = self.enter_context(
-                pq.ParquetWriter(sink, table.schema, compression="zstd", store_schema=False)
+                pq.ParquetWriter(
+                    sink, table.schema, compression="zstd", store_schema=False, use_dictionary=self._dictionaries
+                )
             )
             self._writer.add_key_value_metadata(type_metadata(self._declared))
         self._writer.write_table(table)

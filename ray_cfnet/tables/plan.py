@@ -17,6 +17,7 @@ from ray_cfnet.tables.schema import value_type
 from ray_cfnet.tables.storage import FoundFile, Location
 
 _FOOTER_THREADS = 16
+_BUFFER_BYTES = 8 * 1024**2
 _AHEAD_BYTES = 64 * 1024**2
 _ENDINGS = (".parquet", ".pq", ".parq", "")  # some engines write files without an ending
 
@@ -190,7 +191,10 @@ def read_unit(
         first_row = piece.first_row
         try:
             with file.fs.open_input_file(file.path) as stream:
-                parquet = pq.ParquetFile(stream, read_dictionary=dictionaries)
+                # Both, or the whole row group is held in memory while it is read.
+                parquet = pq.ParquetFile(
+                    stream, read_dictionary=dictionaries, buffer_size=_BUFFER_BYTES, pre_buffer=False
+                )
                 for batch in parquet.iter_batches(
                     batch_rows, row_groups=list(piece.row_groups), columns=columns, use_threads=False
                 ):

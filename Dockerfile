@@ -1,0 +1,28 @@
+# make image
+# docker build --build-arg RAY_IMAGE=rayproject/ray:2.60.0-py311-gpu --tag ray-cfnet:0.1.0-gpu .
+#
+# torch comes from pip's index; an index with its CPU build (--build-arg PIP_EXTRA_INDEX_URL=...) saves gigabytes.
+ARG RAY_IMAGE=rayproject/ray:2.60.0-py311-cpu
+
+FROM ${RAY_IMAGE} AS wheel
+WORKDIR /build
+COPY pyproject.toml README.md ./
+COPY conf conf
+COPY ray_cfnet ray_cfnet
+RUN pip install --no-cache-dir hatchling==1.33.0 \
+    && pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /tmp/dist .
+
+FROM registry.k8s.io/kubectl:v1.36.0 AS kubectl
+
+FROM ${RAY_IMAGE}
+# Ray's image lives in Los Angeles.
+ENV TZ=Etc/UTC
+ARG PIP_EXTRA_INDEX_URL
+# For the CronJobs, which create RayJobs.
+COPY --from=kubectl /bin/kubectl /usr/local/bin/kubectl
+RUN --mount=type=bind,from=wheel,source=/tmp/dist,target=/tmp/dist \
+    --mount=type=bind,source=constraints.txt,target=/tmp/constraints.txt \
+    pip install --no-cache-dir --constraint /tmp/constraints.txt /tmp/dist/*.whl \
+    && ray-cfnet --help > /dev/null
+# Ray's user by number, so that Kubernetes can see that it is not root.
+USER 1000
