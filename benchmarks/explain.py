@@ -1,21 +1,27 @@
-"""Explaining speed as ratios, each measured within one run: python benchmarks/explain.py roof memory
+"""Explaining speed as ratios, each measured within one run: python benchmarks/explain.py roof memory job actors scale
 
 roof     rows/s of the bare loop (read, reject, encode, predict, explain, prove, write; one process, one thread) /
          rows/s of pyarrow reading the same file and writing the same columns (target >= 0.35 at 8 and 30 features)
 memory   peak resident memory of a process that explains one file with a single row group (<= 1.2 GiB, 10 M rows)
 
-Seconds are those of the process (CPU time): one thread works, and a busy neighbour does not count.
+job      rows/s of the job with two actors / of two processes that run the bare loop over the same 64 files (>= 0.85)
+actors   rows/s of the job with two actors / with one (>= 1.8 on two cores)
+scale    seconds per row of the job on the whole table / on a tenth of it (<= 1.1)
+startup  seconds from the call, on a running Ray, until the first unit starts
 
-Everything is on local disk, without Ray. What needs a job (whole runs, actors, scaling, start-up) comes beside these.
+The first two measure CPU time: one thread works, and a busy neighbour does not count. The others run real jobs, after
+start-up and by the clock, and want a quiet machine. Everything is on local disk. `all` runs everything.
 """
 
 import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +31,9 @@ import pyarrow.parquet as pq
 import torch
 
 from ray_cfnet.cluster.ingest import READ_ROWS
+from ray_cfnet.cluster.ledger import UnitRecord
+from ray_cfnet.cluster.session import ray_session
+from ray_cfnet.commands import run_explain
 from ray_cfnet.config import Config
 from ray_cfnet.explain.columns import dictionary_columns, output_schema, type_metadata
 from ray_cfnet.explain.explainer import Explainer, tensors
@@ -38,6 +47,7 @@ from ray_cfnet.tables.schema import TableSchema
 from ray_cfnet.tables.storage import Location
 
 Explain = Callable[[pa.Table], pa.Table]
+Benchmark = Callable[[Path, int, int], dict[str, float]]
 
 LEVELS = ["none", "low", "middle", "high", "top"]
 COLOURS = [f"colour-{i}" for i in range(12)]
@@ -196,25 +206,139 @@ def explain_in_child(work: Path, num_features: int, num_rows: int) -> dict[str, 
     return {"features": num_features, "peak_gib": peak_gib(), "before_gib": before, "rows_per_s": speed}
 
 
+@dataclass
+class Watch:
+    """When the first unit of a run started, and when the last one ended."""
+
+    called: float = field(default_factory=time.perf_counter)
+    first_start: float = 0.0
+    last_end: float = 0.0
+    rows: int = 0
+
+    def __call__(self, record: UnitRecord, *_: object) -> None:
+        self.last_end = time.perf_counter()
+        self.first_start = min(self.first_start or self.last_end, self.last_end - record.seconds)
+        self.rows += record.rows_in
+
+    @property
+    def rows_per_s(self) -> float:
+        return self.rows / (self.last_end - self.first_start)
+
+
+def write_files(work: Path, num_features: int, num_rows: int) -> Path:
+    """A table of 64 files."""
+    table = work / f"features-{num_features}-rows-{num_rows}-files-64"
+    each = num_rows // 64
+    for number in range(64):
+        file = table / f"part-{number:02}.parquet"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            made = generated(num_features, each, number * each)
+            pq.write_table(made, file.with_suffix(".unfinished"), compression="zstd")
+            file.with_suffix(".unfinished").rename(file)
+    return table
+
+
+def run_job(work: Path, num_features: int, num_rows: int, num_actors: int) -> Watch:
+    """One run after a short one: Ray's own processes are warm then."""
+    config = config_of(num_features)
+    bundle = trained_bundle(num_features).save(Location.of(work / "models"))
+    watch = Watch()
+    for rows in (64_000, num_rows):
+        table = write_files(work, num_features, rows)
+        shutil.rmtree(work / "out", ignore_errors=True)
+        places = {"table": {"path": str(table)}, "output": {"path": str(work / "out")}}
+        cluster = {"cluster": {"num_actors": num_actors}}
+        settings = {name: {**config.model_dump()[name], **given} for name, given in (places | cluster).items()}
+        watch = Watch()
+        run_explain(Config.model_validate({**config.model_dump(), **settings}), str(bundle), None, watch)
+    return watch
+
+
+def bare_rows_per_s(work: Path, num_features: int, num_rows: int) -> float:
+    """Two processes, each with every other file; the slower one counts."""
+    write_files(work, num_features, num_rows)
+    options = {"features": num_features, "rows": num_rows, "work": work}
+    children = [
+        subprocess.Popen(  # noqa: S603
+            [sys.executable, __file__, f"bare-child-{n}", *(f"--{name}={value}" for name, value in options.items())],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for n in (0, 1)
+    ]
+    seconds = [json.loads(child.communicate()[0].splitlines()[-1])["seconds"] for child in children]
+    return num_rows / max(seconds)
+
+
+def bare_in_child(number: int) -> Benchmark:
+    def run(work: Path, num_features: int, num_rows: int) -> dict[str, float]:
+        bundle = trained_bundle(num_features)
+        explainer = Explainer(bundle, None)
+        files = sorted(write_files(work, num_features, num_rows).glob("*.parquet"))[number::2]
+        started = time.perf_counter()
+        for file in files:
+            output = work / f"output-{number}.parquet"
+            loop(file, output, bundle.schema, lambda table: explainer.explain_table(table, "run")[0])
+        return {"seconds": time.perf_counter() - started}
+
+    return run
+
+
+def job_ratio(work: Path, num_features: int, num_rows: int) -> dict[str, float]:
+    bare = bare_rows_per_s(work, num_features, num_rows)
+    with ray_session():
+        job = run_job(work, num_features, num_rows, 2).rows_per_s
+    return {"features": num_features, "bare_rows_per_s": bare, "job_rows_per_s": job, "ratio": job / bare}
+
+
+def actors_ratio(work: Path, num_features: int, num_rows: int) -> dict[str, float]:
+    with ray_session():
+        one, two = (run_job(work, num_features, num_rows, actors).rows_per_s for actors in (1, 2))
+    return {"features": num_features, "rows_per_s_1": one, "rows_per_s_2": two, "ratio": two / one}
+
+
+def scale_ratio(work: Path, num_features: int, num_rows: int) -> dict[str, float]:
+    with ray_session():
+        small, large = (run_job(work, num_features, rows, 2).rows_per_s for rows in (num_rows // 10, num_rows))
+    return {"features": num_features, "rows_per_s_tenth": small, "rows_per_s": large, "ratio": small / large}
+
+
+def startup_seconds(work: Path, num_features: int, num_rows: int) -> dict[str, float]:
+    with ray_session():
+        watch = run_job(work, num_features, min(num_rows, 640_000), 2)
+    return {"features": num_features, "seconds": watch.first_start - watch.called}
+
+
 def peak_gib() -> float:
     """Not from getrusage: there a child starts with the peak of the process that started it."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 2**20
 
 
+BENCHMARKS: dict[str, Benchmark] = {
+    "roof": roof_ratio,
+    "memory": peak_memory,
+    "job": job_ratio,
+    "actors": actors_ratio,
+    "scale": scale_ratio,
+    "startup": startup_seconds,
+}
+CHILDREN = {"memory-child": explain_in_child, "bare-child-0": bare_in_child(0), "bare-child-1": bare_in_child(1)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", nargs="+", choices=["roof", "memory", "memory-child"], metavar="roof|memory")
-    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("which", nargs="+", choices=["all", *BENCHMARKS, *CHILDREN], metavar="|".join(BENCHMARKS))
+    parser.add_argument("--rows", type=int, default=2_000_000, help="the targets are meant for 20,000,000")
     parser.add_argument("--features", type=int, nargs="+", default=[8, 30])
     parser.add_argument("--work", type=Path, default=Path("out/benchmarks"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
-    benchmarks = {"roof": roof_ratio, "memory": peak_memory, "memory-child": explain_in_child}
-    for name in arguments.which:
+    for name in BENCHMARKS if arguments.which == ["all"] else arguments.which:
         for num_features in arguments.features:
-            result = benchmarks[name](arguments.work, num_features, arguments.rows)
+            result = {**BENCHMARKS, **CHILDREN}[name](arguments.work.absolute(), num_features, arguments.rows)
             rounded = {key: round(value, 4) for key, value in result.items()}
             print(json.dumps({"benchmark": name, **rounded}), flush=True)
 

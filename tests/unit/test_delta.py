@@ -71,9 +71,11 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Location]:
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-to-be-seen")
-    pafs.S3FileSystem(endpoint_override=endpoint, region="us-east-1", allow_bucket_creation=True).create_dir("loans")
+    pafs.S3FileSystem(endpoint_override=endpoint, region="us-east-1", allow_bucket_creation=True).create_dir(
+        "delta-table"
+    )
     storage._s3.cache_clear()
-    yield Location.of("s3://loans")
+    yield Location.of("s3://delta-table")
     storage._s3.cache_clear()
     server.stop()
 
