@@ -164,9 +164,10 @@ def explain(source: Source, bundle_place: Location, whole: config.Config, on_uni
     bundle = Bundle.load(bundle_place)
     schema = bundle.schema
     desired = bundle.desired_for(whole.explain.desired)
-    check_columns(source, dict.fromkeys([*schema.feature_names, *schema.keys]))
+    types = {feature.name: feature.arrow_type for feature in schema.features}
+    check_columns(source, {**types, **dict.fromkeys(schema.keys)}, narrower=True)
     columns = common_columns(source)
-    check_columns(source.read_as(columns), {feature.name: feature.arrow_type for feature in schema.features})
+    check_columns(source.read_as(columns), types)
     written = output_schema(schema, columns)
     output = Location.of(whole.output.path)
     if output.is_within(source.root) and not source.is_file:

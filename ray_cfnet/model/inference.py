@@ -34,12 +34,22 @@ class Inference:
     @torch.inference_mode()
     def predict(self, rows: Rows) -> Prediction:
         """Class probabilities, and what `generate` needs of them."""
+        return self.predict_from(self.first_layer(rows))
+
+    @torch.inference_mode()
+    def first_layer(self, rows: Rows) -> Tensor:
+        """h's first layer before its activation, (units, B), a view of rows. Linear in every feature."""
+        return _first_layer(self.net.encoder_in, rows)
+
+    @torch.inference_mode()
+    def predict_from(self, first: Tensor) -> Prediction:
+        """`predict` from the first layer on, which is overwritten."""
         net = self.net
         if self._has_convolutions:  # they want the rows first
-            z = net.encode(rows)
+            z = net.encoder(net.encoder_in_activation(first.T))
             p, probabilities = net.predict(z)
             return Prediction(probabilities.T, z, p)
-        z = _hidden(chain(net.encoder_in_activation, net.encoder), _first_layer(net.encoder_in, rows))
+        z = _hidden(chain(net.encoder_in_activation, net.encoder), first)
         p = _hidden(net.predictor, z)
         return Prediction(torch.softmax(_linear(net.classifier, p), dim=0), z, p)
 

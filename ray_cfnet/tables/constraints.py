@@ -17,13 +17,13 @@ def project(rows: Encoded, candidates: Encoded, schema: TableSchema, out: Encode
     """
     projected = Encoded.like(candidates) if out is None else out
     for column, number in enumerate(schema.continuous):
-        projected.values[:, column] = _project_number(rows.values[:, column], candidates.values[:, column], number)
+        projected.values[:, column] = project_number(rows.values[:, column], candidates.values[:, column], number)
     for column, category in enumerate(schema.categorical):
         projected.codes[:, column] = _project_category(rows.codes[:, column], candidates.codes[:, column], category)
     return projected
 
 
-def _project_number(x: FloatArray, candidate: FloatArray, feature: Continuous) -> FloatArray:
+def project_number(x: FloatArray, candidate: FloatArray, feature: Continuous) -> FloatArray:
     if feature.immutable:
         return x
     lowest = -np.inf if feature.bounds[0] is None else feature.bounds[0]

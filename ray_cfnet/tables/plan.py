@@ -216,10 +216,11 @@ def read_ahead(root: Location, unit: Unit) -> None:
                 os.close(descriptor)
 
 
-def check_columns(source: Source, needed: Mapping[str, str | None]) -> None:
+def check_columns(source: Source, needed: Mapping[str, str | None], narrower: bool = False) -> None:
     """Compares every footer with what is needed: column name -> value type it must have (None: any).
 
-    Raises one InputError with all differences, the nearest name for a missing column.
+    `narrower` lets types pass whose values the needed one can hold. Raises one InputError with all differences, the
+    nearest name for a missing column.
     """
     faults: list[str] = []
     for file in source.files:
@@ -229,7 +230,7 @@ def check_columns(source: Source, needed: Mapping[str, str | None]) -> None:
                 near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
                 hint = f"; did you mean {near[0]}?" if near else f"; the file has {', '.join(names)}"
                 faults.append(f"{file.found.path}: column {name} is missing{hint}")
-            elif wanted is not None and not _reads_as(file.schema.field(name).type, wanted):
+            elif wanted is not None and not _fits(file.schema.field(name).type, wanted, narrower):
                 faults.append(f"{file.found.path}: column {name} is {file.schema.field(name).type}, expected {wanted}")
     if faults:
         shown = faults[:10] + ([f"... and {len(faults) - 10} more"] if len(faults) > 10 else [])
@@ -283,6 +284,12 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return value_type(other) if _reads_as(other, str(value_type(one))) else None
 
 
+def _fits(actual: pa.DataType, wanted: str, narrower: bool) -> bool:
+    if _reads_as(actual, wanted):
+        return True
+    return narrower and "(" not in wanted and _reads_as(pa.type_for_alias(wanted), str(value_type(actual)))
+
+
 def _reads_as(actual: pa.DataType, wanted: str) -> bool:
     """Whether a column can hold whatever a column of the wanted type can: equal, or wider in its family."""
     kept = value_type(actual)
@@ -290,7 +297,10 @@ def _reads_as(actual: pa.DataType, wanted: str) -> bool:
         return True
     if "(" in wanted:  # a parametric type, such as a decimal: only itself
         return False
-    wanted_type = pa.type_for_alias(wanted)
+    try:
+        wanted_type = pa.type_for_alias(wanted)
+    except ValueError:  # a list, a struct, ...: only itself
+        return False
     if pa.types.is_string(kept) or pa.types.is_large_string(kept):
         return bool(pa.types.is_string(wanted_type) or pa.types.is_large_string(wanted_type))
     families = (pa.types.is_integer, pa.types.is_floating)
