@@ -22,8 +22,9 @@ from ray_cfnet.tables.split import SplitName, expected_rows, has_rows, rows_in_s
 from ray_cfnet.tables.storage import Location
 
 READ_ROWS = 131_072
-SPARE_CPU = 0.01
-"""What an encoding task asks for, and what a worker leaves of its CPU: they share it."""
+SPARE_CPU = 1 / 16
+"""What an encoding task asks for, and what a worker leaves of its CPU: they share it. Ray counts CPUs in steps of
+0.0001 and workers by dividing floats; of 1/16 both are exact."""
 UNITS_PER_WORKER = 8
 """Units of a streaming worker, at least, so that shares are about equal."""
 

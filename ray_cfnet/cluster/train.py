@@ -78,6 +78,10 @@ def _run_name(source: Source, schema: TableSchema, whole: config.Config) -> str:
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
+def _num_workers(cluster: config.Cluster) -> Any:  # Ray's annotations do not know the pair
+    return cluster.num_workers if cluster.max_workers is None else (cluster.num_workers, cluster.max_workers)
+
+
 def _streams(source: Source, schema: TableSchema, whole: config.Config) -> bool:
     if whole.training.ingest != "auto":
         return whole.training.ingest == "stream"
@@ -117,7 +121,7 @@ def _run(
                 "board": handle,
             },
             scaling_config=ray.train.ScalingConfig(
-                num_workers=whole.cluster.num_workers,
+                num_workers=_num_workers(whole.cluster),
                 use_gpu=whole.cluster.use_gpu,
                 resources_per_worker=None if whole.cluster.use_gpu else {"CPU": 1 - SPARE_CPU},
             ),
