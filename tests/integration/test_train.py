@@ -172,3 +172,18 @@ def test_adult_reaches_the_papers_quality_in_thirty_epochs(real_data: Path, tmp_
     assert metrics["cf"]["proximity"] <= 0.24
     assert metrics["fcf"]["validity"] >= 0.99
     assert metrics["fcf"]["violations"] == 0
+
+
+def test_a_streamed_run_with_two_workers_can_be_repeated(tmp_path: Path) -> None:
+    results = []
+    for name in ("first", "second"):
+        config = loans_config(
+            tmp_path,
+            f"output.path={tmp_path}/{name}",
+            "training.ingest=stream",
+            "training.epochs=2",
+            "cluster.num_workers=2",
+        )
+        results.append(run_train(config, QUIET))
+    assert results[0]["metrics"]["train_rows"] == 2800
+    assert results[0]["model_id"] == results[1]["model_id"]
