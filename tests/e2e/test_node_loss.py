@@ -14,9 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from ray.cluster_utils import Cluster
 
-from tests.e2e.test_resume import EPOCHS, checkpoints, finished, processes_below, start, wait_for
+from ray_cfnet.cluster.ingest import SPARE_CPU, EncodedTable, fit
+from ray_cfnet.cluster.session import ray_session
+from ray_cfnet.cluster.shards import Blocks
+from ray_cfnet.configfile import load_config
+from ray_cfnet.tables.plan import open_source
+from ray_cfnet.tables.samples import make_sample
+from tests.e2e.test_resume import EPOCHS, ROOT, checkpoints, finished, processes_below, start, wait_for
 
 WORKERS = 2
 
@@ -62,6 +69,37 @@ def lose_a_node(cluster: Cluster) -> None:
 def epochs_of(result: dict[str, Any]) -> list[int]:
     history = (Path(result["bundle"]) / "history.jsonl").read_text().splitlines()
     return [json.loads(line)["epoch"] for line in history]
+
+
+@ray.remote(num_cpus=1 - SPARE_CPU)
+class Worker:
+    """Holds a CPU as a training worker does."""
+
+    def node_id(self) -> str:
+        return str(ray.get_runtime_context().get_node_id())
+
+    def num_rows(self, blocks: Blocks) -> int:
+        return sum(len(part) for part in blocks.share(0, 1))
+
+
+@pytest.mark.timeout(600)
+def test_blocks_of_a_lost_node_are_encoded_again_though_workers_hold_all_cpus(cluster: Cluster, tmp_path: Path) -> None:
+    config = load_config(
+        ROOT / "conf" / "loans.yaml",
+        [f"table.path={tmp_path}/loans", "table.sample.rows=20000", "cluster.num_actors=1"],
+    )
+    make_sample(config.table)
+    source = open_source(config.table.path)
+    with ray_session():
+        blocks = Blocks.of(EncodedTable(source, config, fit(source, config)).dataset("train"))
+        # The driver has fetched none, so what lies on one node lies there alone.
+        places = [info["node_ids"] for info in ray.experimental.get_object_locations(blocks.refs).values()]
+        lost = next(node for node in cluster.worker_nodes if [node.node_id] in places)
+        os.kill(raylet_pid(lost), signal.SIGKILL)
+        wait_for(lambda: not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == lost.node_id))
+        worker = Worker.remote()  # type: ignore[attr-defined]
+        assert ray.get(worker.node_id.remote(), timeout=120) != lost.node_id
+        assert ray.get(worker.num_rows.remote(blocks), timeout=120) == 14_000
 
 
 @pytest.mark.timeout(600)
