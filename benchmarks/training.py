@@ -1,16 +1,20 @@
-"""Training speed as ratios, each measured within one run: python benchmarks/training.py step loop workers ingest
+"""Training speed as ratios, each measured within one run: python benchmarks/training.py step loop workers ingest memory
 
 step     two-stage step / step of the predictor alone in plain torch, batch 128 (target <= 2.2; the paper: about 3)
 loop     seconds per epoch of a Ray Train run / of the same loop in plain torch, after start-up (<= 1.15)
 workers  rows/s of 2 workers / of 1, batch 4096 (>= 1.6 on two cores)
 ingest   rows/s streamed / from memory, batch 4096 (>= 0.7)
+memory   peak RSS of a streaming worker on all rows / on a quarter of them (<= 1.15)
 """
 
 import argparse
 import json
+import os
 import statistics
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -132,16 +136,67 @@ def ingest_ratio(work: Path, rows: int) -> dict[str, float]:
     return {"rows_per_s_memory": memory, "rows_per_s_stream": stream, "ratio": stream / memory}
 
 
+def train_workers() -> Iterator[Path]:
+    """/proc directories of the training workers that this process's Ray has started."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if "RayTrainWorker" not in (process / "cmdline").read_text():
+                continue
+            parent = process
+            while parent.name not in ("0", "1", str(os.getpid())):
+                parent = Path("/proc") / (parent / "stat").read_text().rsplit(")", 1)[1].split()[1]
+        except OSError:
+            continue
+        if parent.name == str(os.getpid()):
+            yield process
+
+
+@contextmanager
+def peak_memory() -> Iterator[dict[str, float]]:
+    """MB of the largest training worker: all of it (rss, with pages of Ray's object store) and its own (anon)."""
+    peak, done = {"rss": 0.0, "anon": 0.0}, threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.2):
+            for process in train_workers():
+                try:
+                    lines = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
+                except OSError:
+                    continue
+                for name, field in (("rss", "VmRSS"), ("anon", "RssAnon")):
+                    peak[name] = max(peak[name], int(lines.get(field, "0 kB").split()[0]) / 1000)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        thread.join()
+
+
+def memory_ratio(work: Path, rows: int) -> dict[str, float]:
+    result: dict[str, float] = {}
+    for name, num_rows in (("quarter", rows // 4), ("all", rows)):
+        with ray_session(min_cpus=3), peak_memory() as peak:
+            rows_per_s(work / name, num_rows, "training.ingest=stream", "training.epochs=2")
+        result |= {f"{kind}_mb_{name}": megabytes for kind, megabytes in peak.items()}
+    ratios = {f"ratio_{kind}": result[f"{kind}_mb_all"] / result[f"{kind}_mb_quarter"] for kind in ("rss", "anon")}
+    return {**result, **ratios}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", nargs="+", choices=["step", "loop", "workers", "ingest"])
-    parser.add_argument("--rows", type=int, default=2_000_000, help="for workers and ingest")
+    parser.add_argument("which", nargs="+", choices=["step", "loop", "workers", "ingest", "memory"])
+    parser.add_argument("--rows", type=int, default=2_000_000, help="for workers, ingest and memory")
     parser.add_argument("--work", type=Path, default=Path("out/benchmarks"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for name in arguments.which:
         if name == "step":
             result = step_ratio(arguments.work)
+        elif name == "memory":
+            result = memory_ratio(arguments.work, arguments.rows)  # a session of its own for each size
         else:
             with ray_session(min_cpus=3):
                 if name == "loop":

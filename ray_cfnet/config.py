@@ -231,6 +231,12 @@ class Cluster(_Section):
     """How much of the Ray cluster to use."""
 
     num_workers: int = Field(default=1, ge=1, description="Ray Train workers")
+    max_workers: int | None = Field(
+        default=None,
+        ge=1,
+        description="as many workers as the cluster has room for, from num_workers up to this; null: num_workers. "
+        "The model depends on how many there were",
+    )
     use_gpu: bool = False
     num_actors: Literal["auto"] | Positive | Annotated[list[Positive], Field(min_length=2, max_length=2)] = Field(
         default="auto",
@@ -244,6 +250,12 @@ class Cluster(_Section):
         actors = data.get("num_actors")
         if isinstance(actors, list) and all(isinstance(n, int) for n in actors) and actors != sorted(actors):
             yield "num_actors", f"{actors} is no range from least to most"
+
+    @classmethod
+    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        fewest, most = data.get("num_workers", 1), data.get("max_workers")
+        if isinstance(fewest, int) and isinstance(most, int) and most < fewest:
+            yield "max_workers", f"{most} is less than num_workers ({fewest})"
 
 
 class Explain(_Section):

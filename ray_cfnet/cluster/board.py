@@ -7,6 +7,7 @@ from typing import Any
 
 import ray
 import ray.actor
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 _POLL_S = 0.3
 
@@ -29,7 +30,9 @@ class _Board:
 @contextmanager
 def board(on_message: Callable[[dict[str, Any]], None]) -> Iterator[ray.actor.ActorHandle]:
     """A handle for workers (`handle.put.remote({...})`); each message reaches `on_message` on the driver."""
-    handle = _Board.remote()  # type: ignore[attr-defined]
+    # On the driver's own node: the loss of another must not silence it.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    handle = _Board.options(scheduling_strategy=here).remote()  # type: ignore[attr-defined]
     done = threading.Event()
 
     def poll() -> None:

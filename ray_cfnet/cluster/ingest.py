@@ -1,7 +1,9 @@
 """Reading a table for training: one pass that fits the schema, and encoded rows of a split."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +18,15 @@ from ray_cfnet.tables.codec import CodeArray, Encoded, codes_of, encode, probabi
 from ray_cfnet.tables.fit import TableStats, check_types, fit_schema
 from ray_cfnet.tables.plan import Source, Unit, check_columns, read_unit
 from ray_cfnet.tables.schema import FloatArray, TableSchema, value_type
-from ray_cfnet.tables.split import SplitName, has_rows, rows_in_split
+from ray_cfnet.tables.split import SplitName, expected_rows, has_rows, rows_in_split
 from ray_cfnet.tables.storage import Location
 
 READ_ROWS = 131_072
+SPARE_CPU = 1 / 16
+"""What an encoding task asks for, and what a worker leaves of its CPU: they share it. Ray counts CPUs in steps of
+0.0001 and workers by dividing floats; of 1/16 both are exact."""
+UNITS_PER_WORKER = 8
+"""Units of a streaming worker, at least, so that shares are about equal."""
 
 
 @dataclass(frozen=True)
@@ -160,15 +167,51 @@ class EncodeUnit:
         return pa.table({**numbers, "label": rows.labels[known]})
 
 
-def encoded_dataset(source: Source, whole: config.Config, schema: TableSchema, name: SplitName) -> ray.data.Dataset:
-    """The encoded rows of a split, in the table's order; nothing is read before they are asked for."""
-    quiet_ray_data()
-    units = source.units(whole.explain.unit_rows)
-    encode_unit = EncodeUnit(SplitReader.of(source, whole.table, whole.split, name), schema, units)
-    numbers = ray.data.from_items(list(range(len(units))), override_num_blocks=len(units))
-    dataset = numbers.map_batches(encode_unit, batch_size=1, num_cpus=1)
-    dataset.context.execution_options.preserve_order = True  # the same rows for the same worker, run after run
-    return dataset
+@dataclass(frozen=True)
+class EncodedTable:
+    """The encoded rows of a table's splits as Ray Data delivers them, in the table's order."""
+
+    source: Source
+    whole: config.Config
+    schema: TableSchema
+
+    def dataset(self, name: SplitName) -> ray.data.Dataset:
+        """A split, encoded by the whole cluster; nothing is read before rows are asked for."""
+        return self._encoded(name, self.source.units(self.whole.explain.unit_rows), _num_cpus())
+
+    def streamed(self, name: SplitName, rank: int, num_workers: int) -> ray.data.Dataset:
+        """One worker's part of a split: the same rows in the same order whenever it is read."""
+        return self._encoded(name, self.share(name, rank, num_workers), max(1, _num_cpus() // num_workers - 1))
+
+    def share(self, name: SplitName, rank: int, num_workers: int) -> list[Unit]:
+        """Neighbouring units with about an equal part of a split's rows; every unit that has any is somebody's."""
+        most = math.ceil(self._num_rows(name, 0, self.source.num_rows) / (UNITS_PER_WORKER * num_workers))
+        units = self.source.units(min(self.whole.explain.unit_rows, most))
+        rows = [sum(self._num_rows(name, piece.first_row, piece.num_rows) for piece in unit.pieces) for unit in units]
+        middles = [before + num_rows / 2 for before, num_rows in zip(accumulate(rows, initial=0), rows, strict=False)]
+        owners = [min(int(middle * num_workers / sum(rows)), num_workers - 1) for middle in middles]
+        return [unit for unit, owner, num_rows in zip(units, owners, rows, strict=True) if owner == rank and num_rows]
+
+    def _num_rows(self, name: SplitName, first_row: int, num_rows: int) -> int:
+        return expected_rows(name, self.whole.split, first_row, num_rows, self.source.num_rows)
+
+    def _encoded(self, name: SplitName, units: list[Unit], at_once: int) -> ray.data.Dataset:
+        quiet_ray_data()
+        reader = SplitReader.of(self.source, self.whole.table, self.whole.split, name)
+        numbers = ray.data.from_items(list(range(len(units))), override_num_blocks=max(1, len(units)))
+        # Hardly any CPU is asked for, so that rows can be encoded where workers have taken all there are.
+        dataset = numbers.map_batches(
+            EncodeUnit(reader, self.schema, units),
+            batch_size=1,
+            num_cpus=SPARE_CPU,
+            compute=ray.data.TaskPoolStrategy(size=at_once),
+        )
+        dataset.context.execution_options.preserve_order = True  # the same rows for the same worker, run after run
+        return dataset
+
+
+def _num_cpus() -> int:
+    return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
 def from_arrow(table: pa.Table, schema: TableSchema) -> LabelledRows:

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ray_cfnet.cluster.checkpoint import load_state, save_state
-from ray_cfnet.cluster.shards import Shard, StreamShard, in_memory
+from ray_cfnet.cluster.ingest import EncodedTable
+from ray_cfnet.cluster.shards import Blocks, Shard, StreamShard, in_memory
 from ray_cfnet.explain.evaluation import evaluated
 from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.model.bundle import Bundle, Settings, desired_index, make_net
@@ -21,12 +22,16 @@ from ray_cfnet.model.metrics import EvaluationSums, selection_score
 from ray_cfnet.model.rules import SoftRules
 from ray_cfnet.model.step import TwoStageUpdate
 from ray_cfnet.tables.schema import TableSchema
+from ray_cfnet.tables.split import SplitName
+
+SHARDS: tuple[SplitName, ...] = ("train", "validation")
 
 
 def train_worker(arguments: dict[str, Any]) -> None:
     """Runs in every worker process, from the last checkpoint if there is one.
 
-    `arguments`: schema and settings (JSON), stream (bool), planned_steps (of an epoch), board (progress).
+    `arguments`: schema and settings (JSON), rows (a table to stream, or blocks to keep in memory), planned_steps (of
+    an epoch), board (progress).
     """
     schema = TableSchema.from_json(arguments["schema"])
     settings = Settings.model_validate_json(arguments["settings"])
@@ -44,11 +49,7 @@ def train_worker(arguments: dict[str, Any]) -> None:
     if history and rank == 0:
         arguments["board"].put.remote({"resumed_after": len(history)})
 
-    shards: dict[str, Shard] = {}
-    for name in ("train", "validation"):
-        iterator = ray.train.get_dataset_shard(name)
-        make_shard = StreamShard if arguments["stream"] else in_memory
-        shards[name] = make_shard(iterator, schema, device)
+    shards = {name: _shard(arguments["rows"], name, rank, num_workers, schema, device) for name in SHARDS}
     explainer = Explainer(Bundle(net, schema, settings, {}), desired)
 
     while len(history) < training.epochs and not (stops_early(history, training.patience) or diverged(history)):
@@ -77,6 +78,19 @@ def train_worker(arguments: dict[str, Any]) -> None:
         if rank == 0:
             arguments["board"].put.remote(metrics)
         _report(metrics, update, history, rank)
+
+
+def _shard(
+    rows: EncodedTable | dict[SplitName, Blocks],
+    name: SplitName,
+    rank: int,
+    num_workers: int,
+    schema: TableSchema,
+    device: torch.device,
+) -> Shard:
+    if isinstance(rows, EncodedTable):
+        return StreamShard(rows.streamed(name, rank, num_workers), schema, device)
+    return in_memory(rows[name].share(rank, num_workers), schema, device)
 
 
 def _resume(update: TwoStageUpdate) -> list[dict[str, Any]]:
@@ -115,14 +129,17 @@ def diverged(history: list[dict[str, Any]]) -> bool:
 def _train_epoch(
     update: TwoStageUpdate, shard: Shard, order: torch.Generator, epoch: int, num_workers: int, planned_steps: int
 ) -> dict[str, float]:
-    """One pass over the rows of all workers; mean losses."""
+    """One pass over the rows of all workers; mean losses, and this worker's seconds (with its waiting for others)."""
     epochs, device = update.settings.epochs, ray.train.torch.get_device()
     batch_rows = math.ceil(update.settings.batch_size / num_workers)
     known = shard.num_batches(batch_rows)
     num_steps = None if known is None else int(_over_workers(torch.tensor([known]), dist.ReduceOp.MAX)[0])
     nothing = (update.net.layout.no_rows(device), torch.empty(0, dtype=torch.int64, device=device))
     batches = shard.batches(batch_rows, order)
-    sums = torch.zeros(4, dtype=torch.float64)
+    sums = torch.zeros(
+        3, dtype=torch.float64, device=device
+    )  # stays there: reading a step's losses would wait for them
+    trained_rows, stage_1, stage_2 = 0, 0.0, 0.0
     step = 0
     while num_steps is None or step < num_steps:
         # A worker that has run out of rows goes on with empty batches: the others wait for it in `sync`.
@@ -131,14 +148,20 @@ def _train_epoch(
             break
         update.set_progress((epoch - 1 + min(step / planned_steps, 1.0)) / epochs)
         losses = update(rows, labels)
-        sums += torch.stack([losses.num_rows, losses.prediction, losses.validity, losses.proximity]).cpu().double()
+        sums += torch.stack([losses.prediction, losses.validity, losses.proximity])
+        trained_rows += losses.num_rows
+        stage_1 += losses.seconds_stage_1
+        stage_2 += losses.seconds_stage_2
         step += 1
-    num_rows, prediction, validity, proximity = _over_workers(sums, dist.ReduceOp.SUM).tolist()
+    together = torch.cat([sums, sums.new_tensor([trained_rows])])
+    prediction, validity, proximity, num_rows = _over_workers(together, dist.ReduceOp.SUM).tolist()
     return {
         "num_rows": int(num_rows),
         "loss_pred": prediction / num_rows,
         "loss_valid": validity / num_rows,
         "loss_prox": proximity / num_rows,
+        "seconds_stage_1": stage_1,
+        "seconds_stage_2": stage_2,
     }
 
 

@@ -1,9 +1,15 @@
-"""A worker's share of a split: held in memory, or streamed from Ray Data when it is too large for that."""
+"""A worker's share of a split: held in memory, or streamed from Ray Data when it is too large for that.
+
+Either way it depends on the table and the number of workers alone, so that a run can be repeated.
+"""
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
+import pyarrow as pa
+import ray
 import ray.data
 import torch
 from torch import Tensor
@@ -17,6 +23,34 @@ CHUNK_ROWS = 262_144
 """Rows that a streaming worker holds and shuffles at a time."""
 
 Batch = tuple[Rows, Tensor]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The encoded rows of a split in Ray's object store, in the table's order.
+
+    A worker fetches its own: a split by Ray Data is a set of tasks, which wait for ever on a cluster whose CPUs are
+    all taken by workers. What a lost node held is encoded again by Ray.
+    """
+
+    refs: list[ray.ObjectRef]
+    num_rows: list[int]
+
+    @classmethod
+    def of(cls, dataset: ray.data.Dataset) -> "Blocks":
+        blocks = [block for bundle in dataset.materialize().iter_internal_ref_bundles() for block in bundle.blocks]
+        return cls([block.ref for block in blocks], [block.metadata.num_rows for block in blocks])
+
+    def share(self, rank: int, num_workers: int) -> Iterator[pa.Table]:
+        """Every row goes to one worker, and all get as many, give or take one."""
+        total = sum(self.num_rows)
+        start, stop = total * rank // num_workers, total * (rank + 1) // num_workers
+        first = 0
+        for ref, num_rows in zip(self.refs, self.num_rows, strict=True):
+            low, high = max(start, first), min(stop, first + num_rows)
+            if low < high:
+                yield ray.get(ref).slice(low - first, high - low)
+            first += num_rows
 
 
 class Shard(Protocol):
@@ -55,8 +89,8 @@ class MemoryShard:
 class StreamShard:
     """Rows as Ray Data delivers them, shuffled within chunks; memory does not grow with the table."""
 
-    def __init__(self, iterator: ray.data.DataIterator, schema: TableSchema, device: torch.device) -> None:
-        self.iterator = iterator
+    def __init__(self, dataset: ray.data.Dataset, schema: TableSchema, device: torch.device) -> None:
+        self.dataset = dataset
         self.schema = schema
         self.device = device
 
@@ -64,7 +98,7 @@ class StreamShard:
         return None
 
     def chunks(self) -> Iterator[LabelledRows]:
-        for table in self.iterator.iter_batches(batch_size=CHUNK_ROWS, batch_format="pyarrow", prefetch_batches=1):
+        for table in self.dataset.iter_batches(batch_size=CHUNK_ROWS, batch_format="pyarrow", prefetch_batches=1):
             if len(table):
                 yield from_arrow(table, self.schema)
 
@@ -83,6 +117,5 @@ class StreamShard:
             yield rows.tensors, rows.targets
 
 
-def in_memory(iterator: ray.data.DataIterator, schema: TableSchema, device: torch.device) -> MemoryShard:
-    tables = iterator.iter_batches(batch_size=CHUNK_ROWS, batch_format="pyarrow")
-    return MemoryShard(concatenated([from_arrow(t, schema) for t in tables if len(t)], schema), schema, device)
+def in_memory(tables: Iterator[pa.Table], schema: TableSchema, device: torch.device) -> MemoryShard:
+    return MemoryShard(concatenated([from_arrow(table, schema) for table in tables], schema), schema, device)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-import ray.data
 import ray.train
 import ray.train.torch
 
@@ -18,8 +17,9 @@ from ray_cfnet.cluster.board import board
 from ray_cfnet.cluster.checkpoint import load_history, load_weights
 from ray_cfnet.cluster.evaluate import evaluate
 from ray_cfnet.cluster.history import write_history
-from ray_cfnet.cluster.ingest import encoded_dataset, fit
+from ray_cfnet.cluster.ingest import SPARE_CPU, EncodedTable, fit
 from ray_cfnet.cluster.loop import diverged, train_worker
+from ray_cfnet.cluster.shards import Blocks
 from ray_cfnet.errors import ConfigError, InputError, JobError, last_line
 from ray_cfnet.model.bundle import Bundle, Settings, desired_index, make_net
 from ray_cfnet.model.store import MODELS
@@ -43,28 +43,6 @@ class Trained:
     place: Location
     epochs: int
     best_epoch: int
-
-
-class _EveryRowOnce(ray.train.DataConfig):
-    """Shards that together hold every row once: Ray's own split drops rows to make shards equal."""
-
-    def __init__(self, stream: bool) -> None:
-        super().__init__()
-        self.stream = stream
-
-    def configure(self, datasets: dict[str, ray.data.Dataset], world_size: int, *_: Any, **__: Any) -> list:
-        shards: list[dict[str, ray.data.DataIterator]] = [{} for _ in range(world_size)]
-        for name, dataset in datasets.items():
-            for shard, part in zip(shards, self._parts(dataset, world_size), strict=True):
-                shard[name] = part
-        return shards
-
-    def _parts(self, dataset: ray.data.Dataset, count: int) -> list[ray.data.DataIterator]:
-        if self.stream:
-            return dataset.streaming_split(count, equal=False)
-        # Cut at row numbers: the same rows for the same worker in every run.
-        cuts = [dataset.count() * worker // count for worker in range(1, count)]
-        return [part.iterator() for part in (dataset.split_at_indices(cuts) if cuts else [dataset])]
 
 
 def train(source: Source, whole: config.Config, on_epoch: OnEpoch) -> Trained:
@@ -100,6 +78,10 @@ def _run_name(source: Source, schema: TableSchema, whole: config.Config) -> str:
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
+def _num_workers(cluster: config.Cluster) -> Any:  # Ray's annotations do not know the pair
+    return cluster.num_workers if cluster.max_workers is None else (cluster.num_workers, cluster.max_workers)
+
+
 def _streams(source: Source, schema: TableSchema, whole: config.Config) -> bool:
     if whole.training.ingest != "auto":
         return whole.training.ingest == "stream"
@@ -108,16 +90,15 @@ def _streams(source: Source, schema: TableSchema, whole: config.Config) -> bool:
     return share * row_bytes > _MEMORY_INGEST_BYTES
 
 
-def _datasets(source: Source, schema: TableSchema, whole: config.Config, stream: bool) -> dict[str, Any]:
-    datasets: dict[str, Any] = {}
+def _blocks(table: EncodedTable) -> dict[str, Blocks]:
+    """All rows, encoded by the whole cluster before the workers take its CPUs."""
+    blocks: dict[str, Blocks] = {}
     for name in ("train", "validation"):
-        dataset = encoded_dataset(source, whole, schema, name)
-        datasets[name] = dataset if stream else dataset.materialize()
-        if not stream and datasets[name].count() == 0:
-            raise InputError(
-                f"{whole.table.path}: no usable row in the {name} split", f"give more rows, or a larger split.{name}"
-            )
-    return datasets
+        blocks[name] = Blocks.of(table.dataset(name))
+        if not sum(blocks[name].num_rows):
+            path = table.whole.table.path
+            raise InputError(f"{path}: no usable row in the {name} split", f"give more rows, or a larger split.{name}")
+    return blocks
 
 
 def _run(
@@ -127,7 +108,7 @@ def _run(
     # Ray's controller collects reports this often, and a worker waits for it: the default of 2 s would be
     # most of an epoch on a small table.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")
-    settings, stream = Settings.of(whole), _streams(source, schema, whole)
+    settings, table = Settings.of(whole), EncodedTable(source, whole, schema)
     storage = run.parent
     with board(on_epoch) as handle:
         trainer = ray.train.torch.TorchTrainer(
@@ -135,12 +116,14 @@ def _run(
             train_loop_config={
                 "schema": schema.to_json(),
                 "settings": settings.model_dump_json(),
-                "stream": stream,
+                "rows": table if _streams(source, schema, whole) else _blocks(table),
                 "planned_steps": math.ceil(source.num_rows * whole.split.train / whole.training.batch_size),
                 "board": handle,
             },
             scaling_config=ray.train.ScalingConfig(
-                num_workers=whole.cluster.num_workers, use_gpu=whole.cluster.use_gpu
+                num_workers=_num_workers(whole.cluster),
+                use_gpu=whole.cluster.use_gpu,
+                resources_per_worker=None if whole.cluster.use_gpu else {"CPU": 1 - SPARE_CPU},
             ),
             run_config=ray.train.RunConfig(
                 name=run.name,
@@ -151,8 +134,6 @@ def _run(
                     num_to_keep=2, checkpoint_score_attribute="standing", checkpoint_score_order="max"
                 ),
             ),
-            datasets=_datasets(source, schema, whole, stream),
-            dataset_config=_EveryRowOnce(stream),
         )
         try:
             result = trainer.fit()

@@ -93,6 +93,10 @@ def test_history_and_tensorboard_stand_beside_the_bundle(uninterrupted: tuple[Pa
     history = [json.loads(line) for line in (bundle / "history.jsonl").read_text().splitlines()]
     assert [epoch["epoch"] for epoch in history] == list(range(1, EPOCHS + 1))
     assert {"loss_pred", "loss_valid", "loss_prox", "accuracy", "validity", "proximity"} <= history[0].keys()
+    for epoch in history:
+        stages = epoch["seconds_stage_1"], epoch["seconds_stage_2"]
+        assert min(stages) > 0
+        assert sum(stages) < epoch["seconds_training"]
     assert list((bundle / "tensorboard").glob("events.out.tfevents*"))
     assert not checkpoints(uninterrupted[0])
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ray_cfnet.cluster.ingest import encoded_dataset, fit
+from ray_cfnet.cluster.ingest import EncodedTable, fit
 from ray_cfnet.commands import run_evaluate, run_train
 from ray_cfnet.configfile import load_config
 from ray_cfnet.errors import ConfigError, InputError, JobError
@@ -133,7 +133,7 @@ def test_nulls_may_be_left_out_on_request(tmp_path: Path) -> None:
     table = pa.table({"income": [None, *range(199)], "age": range(200), "y": [0, 1] * 100})
     config = _two_column_config(tmp_path, table, "training.max_reject_fraction=0.05")
     source = open_source(config.table.path)
-    assert encoded_dataset(source, config, fit(source, config), "train").count() == 139
+    assert EncodedTable(source, config, fit(source, config)).dataset("train").count() == 139
 
 
 def test_single_class_and_too_many_categories_come_in_one_error(tmp_path: Path) -> None:
@@ -172,3 +172,18 @@ def test_adult_reaches_the_papers_quality_in_thirty_epochs(real_data: Path, tmp_
     assert metrics["cf"]["proximity"] <= 0.24
     assert metrics["fcf"]["validity"] >= 0.99
     assert metrics["fcf"]["violations"] == 0
+
+
+def test_a_streamed_run_with_two_workers_can_be_repeated(tmp_path: Path) -> None:
+    results = []
+    for name in ("first", "second"):
+        config = loans_config(
+            tmp_path,
+            f"output.path={tmp_path}/{name}",
+            "training.ingest=stream",
+            "training.epochs=2",
+            "cluster.num_workers=2",
+        )
+        results.append(run_train(config, QUIET))
+    assert results[0]["metrics"]["train_rows"] == 2800
+    assert results[0]["model_id"] == results[1]["model_id"]

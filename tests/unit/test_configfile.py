@@ -314,3 +314,8 @@ def test_an_override_is_checked_like_the_file(config_file: Path):
 
 def test_a_fault_in_an_override_is_not_blamed_on_a_line_of_the_file(config_file: Path):
     assert "(line" not in fault_in(config_file, GOOD, "training.epochs=0")
+
+
+def test_fewer_workers_at_most_than_at_least_is_a_fault(config_file: Path):
+    fault = fault_in(config_file, GOOD + "cluster: {num_workers: 3, max_workers: 2}\n")
+    assert fault == "cluster.max_workers: 2 is less than num_workers (3) (line 9)"

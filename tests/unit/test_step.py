@@ -1,6 +1,7 @@
 """The two-stage update against the paper's formulas, written out with plain autograd and plain Adam."""
 
 import copy
+import time
 
 import pytest
 import torch
@@ -172,3 +173,14 @@ def test_rules_let_the_gradient_through_what_may_change_only() -> None:
     assert x_prime.grad is not None
     assert (x_prime.grad[:, [0, 5, 6]] == 0).all()
     assert (x_prime.grad[:, 1:5] == 1).all()
+
+
+@pytest.mark.parametrize("update", ["two_stage", "single"])
+def test_seconds_of_both_stages_are_in_the_step(update: str) -> None:
+    step = make_update(make_net(), update=update)
+    started = time.perf_counter()
+    losses = step(some_rows(), labels())
+    taken = time.perf_counter() - started
+    assert 0 < losses.seconds_stage_1 < taken
+    assert (losses.seconds_stage_2 > 0) == (update == "two_stage")
+    assert losses.seconds_stage_1 + losses.seconds_stage_2 < taken
