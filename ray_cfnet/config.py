@@ -250,9 +250,6 @@ class Cluster(_Section):
         actors = data.get("num_actors")
         if isinstance(actors, list) and all(isinstance(n, int) for n in actors) and actors != sorted(actors):
             yield "num_actors", f"{actors} is no range from least to most"
-
-    @classmethod
-    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
         fewest, most = data.get("num_workers", 1), data.get("max_workers")
         if isinstance(fewest, int) and isinstance(most, int) and most < fewest:
             yield "max_workers", f"{most} is less than num_workers ({fewest})"

@@ -319,3 +319,8 @@ def test_a_fault_in_an_override_is_not_blamed_on_a_line_of_the_file(config_file:
 def test_fewer_workers_at_most_than_at_least_is_a_fault(config_file: Path):
     fault = fault_in(config_file, GOOD + "cluster: {num_workers: 3, max_workers: 2}\n")
     assert fault == "cluster.max_workers: 2 is less than num_workers (3) (line 9)"
+
+
+def test_a_range_of_actors_goes_from_least_to_most(config_file: Path):
+    fault = fault_in(config_file, GOOD + "cluster: {num_actors: [4, 2]}\n")
+    assert fault == "cluster.num_actors: [4, 2] is no range from least to most (line 9)"
