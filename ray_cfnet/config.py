@@ -259,6 +259,12 @@ class Explain(_Section):
     """What to explain and how the work is cut."""
 
     desired: Label = Field(default="opposite", description="opposite, or the class every row should reach")
+    refine: Literal["sparse", "none"] = Field(
+        default="none", description="sparse: feasible counterfactuals lose every change that is not needed"
+    )
+    margin: float = Field(
+        default=0.0, ge=0, lt=0.5, description="refining keeps the desired class this far above its threshold"
+    )
     unit_rows: int = Field(default=500_000, ge=1, description="rows per work unit, about")
     max_reject_fraction: float = Field(
         default=0.05, ge=0, le=1, description="a run with a larger share of rejected rows fails, after it wrote all"

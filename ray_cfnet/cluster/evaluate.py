@@ -60,11 +60,16 @@ class EvaluateUnit:
     """Rows of the split before each unit, and at the end all of them; about, if the split is random."""
     settings: config.Evaluate | None
     """None: only the basic sums."""
+    written: config.Explain | None
+    """How explain would write; None: what the network gives, not refined."""
 
     @cached_property
     def explainer(self) -> Explainer:
         torch.set_num_threads(1)
-        return Explainer(ray.get(self.bundle), self.desired)
+        bundle = ray.get(self.bundle)
+        if self.written is None:
+            return Explainer(bundle, self.desired)
+        return Explainer(bundle, self.desired, self.written.refine == "sparse", self.written.margin)
 
     @cached_property
     def manifold(self) -> Manifold | None:
@@ -142,6 +147,7 @@ def evaluate(
         bundle.desired_for(whole.explain.desired),
         list(accumulate((_rows_of(unit, cut, split, source.num_rows) for unit in units), initial=0)),
         whole.evaluate if everything else None,
+        whole.explain if everything else None,
     )
     parts: list[tuple[int, EvaluationSums]] = []
     measures = Measures(whole.evaluate.second_order_threshold, StabilitySums(whole.evaluate.epsilons))

@@ -47,10 +47,10 @@ class ExplainUnit:
     columns: pa.Schema
     bundle_place: Location
     desired: int | None
+    settings: config.Explain
     run: RunFiles
     threads: int
     use_gpu: bool
-    retries: int
 
     @cached_property
     def explainer(self) -> Explainer:
@@ -59,7 +59,7 @@ class ExplainUnit:
         bundle = Bundle.load(self.bundle_place)
         if self.use_gpu:
             bundle.net.to("cuda")
-        return Explainer(bundle, self.desired)
+        return Explainer(bundle, self.desired, self.settings.refine == "sparse", self.settings.margin)
 
     def expect(self, unit: Unit) -> None:
         """Lets the bytes of a later unit come from the disk while this one computes."""
@@ -70,7 +70,7 @@ class ExplainUnit:
         if self.run.stop_sign.exists():
             return None
         started, pause_s = time.perf_counter(), _FIRST_PAUSE_S
-        for attempt in range(self.retries + 1):
+        for attempt in range(self.settings.retries + 1):
             try:
                 record = self._explain(unit)
                 record.retries, record.seconds = attempt, time.perf_counter() - started
@@ -79,7 +79,7 @@ class ExplainUnit:
                 return record
             except RayCfnetError:
                 # Storage has bad moments. Names depend on the plan alone, so a repetition leaves nothing behind.
-                if attempt == self.retries:
+                if attempt == self.settings.retries:
                     raise
                 time.sleep(pause_s)
                 pause_s *= 2
@@ -175,7 +175,7 @@ def explain(source: Source, bundle_place: Location, whole: config.Config, on_uni
             f"{output}: the output would lie among the input's files in {source.root}",
             "choose an --output (output.path) outside of the input's directory",
         )
-    settings = whole.explain.model_dump(mode="json", include={"desired", "unit_rows"})
+    settings = whole.explain.model_dump(mode="json", exclude={"max_reject_fraction", "retries"})
     run = RunFiles(output, run_id(source, bundle.id, settings, written))
     check_format(output, whole.output.format)
     with exclusive(output / RUNS, f"run {run.run_id}", patience_s=0) as hold:
@@ -194,10 +194,10 @@ def explain(source: Source, bundle_place: Location, whole: config.Config, on_uni
                 columns,
                 bundle_place,
                 desired,
+                whole.explain,
                 run,
                 max(1, int(whole.cluster.actor_cpus)),
                 whole.cluster.actor_gpus > 0,
-                whole.explain.retries,
             )
             manifest = {**job.do(worker), "already_done": False}
     _judge(manifest, whole.explain.max_reject_fraction)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import torch
 
 from ray_cfnet.explain.columns import ROW_STATUS, output_schema, rejects_schema
+from ray_cfnet.explain.refine import Refiner
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.model.inference import Inference, likeliest
 from ray_cfnet.model.metrics import distances, num_changed
@@ -97,13 +98,14 @@ class Explanations:
 class Explainer:
     """Applies a bundle to Arrow data. Pure: the same rows always give the same columns."""
 
-    def __init__(self, bundle: Bundle, desired: int | None) -> None:
+    def __init__(self, bundle: Bundle, desired: int | None, refine: bool = False, margin: float = 0.0) -> None:
         self.bundle = bundle
         self.schema = bundle.schema
         self.net = bundle.net.eval()
         self.device = next(bundle.net.parameters()).device
         self.desired = desired
         self._inference = Inference(self.net)
+        self._refiner = Refiner(self._inference, self.schema, margin) if refine else None
 
     def explain(self, rows: Encoded) -> Explanations:
         """Explains rows without rejects."""
@@ -127,6 +129,8 @@ class Explainer:
         self._prove(found.cf, desired, found.cf_valid, found.cf_probability)
         project(found.rows, found.cf, self.schema, out=found.fcf)
         self._prove(found.fcf, desired, found.fcf_valid, found.fcf_probability)
+        if self._refiner is not None:
+            self._refine(self._refiner, found, desired)
         found.status[:] = np.where(found.fcf_valid, _OK, _NO_FEASIBLE_CF)
         found.status[found.predicted == desired] = _ALREADY_DESIRED
 
@@ -152,6 +156,19 @@ class Explainer:
         probabilities = self._inference.predict(self._tensors(candidates)).probabilities
         np.equal(_numpy(likeliest(probabilities)), desired, out=valid)
         probability[:] = _of_classes(probabilities, torch.from_numpy(desired).to(self.device))
+
+    def _refine(self, refiner: Refiner, found: Explanations, desired: CodeArray) -> None:
+        """Takes back changes of the rows that have a feasible counterfactual."""
+        some = np.flatnonzero(found.fcf_valid & (found.predicted != desired))
+        if not len(some):
+            return
+        refined = refiner.refined(found.rows.take(some), found.fcf.take(some), desired[some])
+        valid, probability = np.empty(len(some), dtype=bool), np.empty(len(some), dtype=np.float32)
+        self._prove(refined, desired[some], valid, probability)
+        # Trials add up in another order than the proof: one that does not hold to the last digit is not taken.
+        some = some[valid]
+        found.fcf.values[some], found.fcf.codes[some] = refined.values[valid], refined.codes[valid]
+        found.fcf_probability[some] = probability[valid]
 
     def _tensors(self, rows: Encoded) -> Rows:
         """Encoded rows for inference: columns stay contiguous."""
