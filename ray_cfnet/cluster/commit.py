@@ -164,6 +164,8 @@ class _Change:
         place, staged, aside = self.place.path, self.staged.path, self.aside.path
         names = [posixpath.basename(file) for file in self.files]
         if not all(os.path.exists(os.path.join(place, name)) for name in names):
+            for name in set(os.listdir(staged)) - set(names):  # half a file of an actor that was killed
+                os.unlink(os.path.join(staged, name))
             os.makedirs(os.path.dirname(place), exist_ok=True)
             if not os.path.isdir(place):
                 os.rename(staged, place)

@@ -107,6 +107,7 @@ class _Trial:
             middle = (can + cannot) // 2
             stays = self._stays(self._first_layer(self._mixed(place < middle[:, None])), slice(None))
             can, cannot = torch.where(stays, middle, can), torch.where(stays, cannot, middle)
+        self.needed_place = can  # the next in order was tried, and the lead was lost
         back = place < can[:, None]
         self.first = self._first_layer(self._mixed(back))
         self.changed &= ~back
@@ -119,7 +120,8 @@ class _Trial:
         """What is left, each feature on its own."""
         for place in range(self.order.shape[1]):
             feature = self.order[:, place]
-            some = self.changed.gather(1, feature[:, None])[:, 0].nonzero()[:, 0]
+            tried = self.changed.gather(1, feature[:, None])[:, 0] & (self.needed_place != place)
+            some = tried.nonzero()[:, 0]
             if not len(some):
                 continue
             feature = feature[some]

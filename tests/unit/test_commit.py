@@ -117,6 +117,13 @@ def test_the_new_rows_replace_the_old_ones_and_foreign_files_stay(tmp_path: Path
     assert visible(tmp_path) == sorted([*ours, "ds=1/notes.txt"])
 
 
+def test_half_a_file_of_a_killed_actor_does_not_come_along(tmp_path: Path) -> None:
+    files = stage(tmp_path, NEW, "ds=1", 2)
+    (tmp_path / "_runs" / NEW / "staging" / "ds=1" / ".part-00000.parquet.ab12").write_bytes(b"half")
+    commit_partition(RunFiles(Location.of(tmp_path), NEW), "ds=1", files)
+    assert visible(tmp_path) == files
+
+
 def test_a_partition_whose_rows_are_gone_is_emptied(tmp_path: Path) -> None:
     run = committed(tmp_path, OLD, "ds=1", 2, 1)
     commit_partition(RunFiles(run.output, NEW), "ds=1", [])
