@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -135,13 +136,14 @@ def test_the_driver_is_killed_at_five_random_moments(job: Job, expected: tuple[p
         time.sleep(moments.uniform(0, 0.5))
         process.kill()
         process.communicate()
-    done = {place.name: place.stat().st_mtime_ns for place in records(output)}
+    done = len(records(output))
     assert done, f"seed {seed}: nothing was done before the kills"
     again = job.start(output)
     out, err = again.communicate(timeout=240)
     assert again.returncode == 0, f"seed {seed}: {err}"
-    if len(done) < UNITS:
-        assert f"{len(done)} of {UNITS} units were done by an earlier attempt" in err, f"seed {seed}"
+    told = re.search(rf"(\d+) of {UNITS} units were done by an earlier attempt", err)
+    # The killed driver's actors may have finished a unit more; all may be done by now.
+    assert done <= (int(told[1]) if told else UNITS), f"seed {seed}: {err}"
     assert json.loads(out)["rows_in"] == ROWS
     check_same(output, expected)
 
