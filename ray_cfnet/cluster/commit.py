@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from ray_cfnet.cluster.ledger import REJECTS, RUNS, RunFiles, UnitRecord, join
-from ray_cfnet.errors import JobError
+from ray_cfnet.errors import InputError, JobError
 from ray_cfnet.tables.delta import DeltaFile, active_files, commit_delta
 from ray_cfnet.tables.storage import Location
 from ray_cfnet.tables.swap import exchange
@@ -31,6 +31,7 @@ from ray_cfnet.tables.swap import exchange
 _JOURNAL = "commit.json"
 _MOVE_THREADS = 16
 _PART = re.compile(r"part-\d{5,}-[0-9a-f]{16}\.parquet")
+_HALF_PART = re.compile(rf"\.{_PART.pattern}\.[0-9a-f]{{32}}")
 
 
 class ParquetCommit:
@@ -45,7 +46,7 @@ class ParquetCommit:
 
     def stands(self, files: set[str]) -> bool:
         """Whether these files are still what a reader finds."""
-        return self.run.present_files().issuperset(files)
+        return self.run.files_in_place().issuperset(files)
 
     def end(self) -> None:
         """Nothing is left to do."""
@@ -79,6 +80,23 @@ class DeltaCommit(ParquetCommit):
         if self.complete:
             files = [file for name in sorted(self.complete) for file in self.complete[name]]
             commit_delta(self.run.output, self.columns, sorted(self.complete), files, self.run.run_id)
+
+
+def check_layout(output: Location, partitions: list[str]) -> None:
+    """Raises InputError when earlier runs left rows above or below a partition: readers would find them twice."""
+    there = {posixpath.dirname(file.path) for file in output.files() if _PART.fullmatch(posixpath.basename(file.path))}
+    for old in sorted(there - set(partitions)):
+        for new in partitions:
+            if _is_below(old, new) or _is_below(new, old):
+                raise InputError(
+                    f"{output}: has rows of an earlier run in {old or 'its root'}, and the table now is partitioned as "
+                    f"{new or 'one directory'}",
+                    "the layout changed: choose another output.path, or remove the old files",
+                )
+
+
+def _is_below(inner: str, outer: str) -> bool:
+    return inner != outer and (not outer or inner.startswith(f"{outer}/"))
 
 
 def files_of(records: list[UnitRecord]) -> list[str]:
@@ -179,17 +197,23 @@ class _Change:
 
     def _empty(self, old: str) -> None:
         for name in os.listdir(old):
-            if not _PART.fullmatch(name):
+            if not (_PART.fullmatch(name) or _HALF_PART.fullmatch(name)):
                 os.rename(os.path.join(old, name), os.path.join(self.place.path, name))
         Location.of(old).delete()
 
     def file_by_file(self) -> None:
+        missing = [file for file in self.files if not self._is_there(file)]
+        if missing:  # before anything is deleted
+            raise JobError(f"{self.run.staging / missing[0]}: is gone; remove {self.run.directory} and run again")
         for found in self.place.files():
             if _PART.fullmatch(found.path) and join(self.directory, found.path) not in self.files:
                 (self.place / found.path).delete()
         # On S3 each is a copy, made by the server.
         with ThreadPoolExecutor(_MOVE_THREADS) as threads:
             list(threads.map(self._move, self.files))
+
+    def _is_there(self, file: str) -> bool:
+        return (self.run.staging / file).exists() or (self.run.output / file).exists()
 
     def _move(self, file: str) -> None:
         if (self.run.staging / file).exists():

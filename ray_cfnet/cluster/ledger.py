@@ -99,11 +99,6 @@ class RunFiles:
         return self.directory / "staging"
 
     @property
-    def stop_sign(self) -> Location:
-        """Actors that see it start no further unit."""
-        return self.directory / "stop"
-
-    @property
     def _records(self) -> Location:
         return self.directory / "units"
 
@@ -139,14 +134,17 @@ class RunFiles:
         ]
 
     def present_files(self) -> set[str]:
-        """This run's files, staged or committed."""
+        """This run's files, staged or in place."""
+        return self._files_below(self.staging) | self.files_in_place()
+
+    def files_in_place(self) -> set[str]:
+        """This run's files where readers find them."""
+        return self._files_below(self.output)
+
+    def _files_below(self, place: Location) -> set[str]:
         mine = f"-{self.run_id}.parquet"
-        places = (self.staging, self.staging / REJECTS, self.output, self.output / REJECTS)
-        found: set[str] = set()
-        for place in places:
-            prefix = REJECTS if place.name == REJECTS else ""
-            found.update(join(prefix, file.path) for file in place.files() if file.path.endswith(mine))
-        return found
+        found = {file.path for file in place.files() if file.path.endswith(mine)}
+        return found | {join(REJECTS, file.path) for file in (place / REJECTS).files() if file.path.endswith(mine)}
 
     def read_manifest(self) -> dict[str, Any] | None:
         place = self.directory / _MANIFEST
@@ -156,8 +154,12 @@ class RunFiles:
         """The last word of a run. What a repeated run would need goes only when all is done."""
         (self.directory / _MANIFEST).write_bytes(json.dumps(manifest, indent=1, sort_keys=True).encode())
         if manifest["state"] == "complete":
-            for place in (self.staging, self._records, self.stop_sign):
-                place.delete()
+            self.tidy_up()
+
+    def tidy_up(self) -> None:
+        """Removes what only an unfinished run needs."""
+        for place in (self.staging, self._records):
+            place.delete()
 
 
 def _read_record(place: Location) -> UnitRecord | None:
@@ -178,13 +180,14 @@ def read_manifest(place: Location) -> dict[str, Any]:
 
 def reconcile(partition: str, units: list[Unit], records: list[UnitRecord]) -> None:
     """Raises JobError unless every planned row was read and is either explained or rejected."""
-    planned = sum(unit.num_rows for unit in units)
-    rows_in = sum(record.rows_in for record in records)
-    accounted = sum(record.rows_out + record.rows_rejected for record in records)
-    if not planned == rows_in == accounted:
+    planned = {unit.number: unit.num_rows for unit in units}
+    read = {record.number: record.rows_in for record in records}
+    accounted = {record.number: record.rows_out + record.rows_rejected for record in records}
+    if not planned == read == accounted or len(records) != len(units):
+        sums = [sum(rows.values()) for rows in (planned, read, accounted)]
         raise JobError(
-            f"partition {partition or '(whole table)'}: {planned} rows planned, {rows_in} read, {accounted} "
-            "written or rejected; nothing was committed, the partition is as it was"
+            f"partition {partition or '(whole table)'}: {sums[0]} rows planned, {sums[1]} read, {sums[2]} written or "
+            "rejected, unit by unit not the same; nothing was committed, the partition is as it was"
         )
 
 

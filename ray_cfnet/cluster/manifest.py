@@ -34,6 +34,7 @@ def make_manifest(
     run: RunFiles,
     done: dict[str, list[UnitRecord]],
     failed: list[FailedUnit],
+    units_planned: int,
     seconds: float,
 ) -> dict[str, Any]:
     records = [record for partition in done.values() for record in partition]
@@ -57,7 +58,7 @@ def make_manifest(
             name: {"state": "unfinished" if name in unfinished else "committed", **totals(done[name])}
             for name in source.partitions
         },
-        "units_planned": len(records) + len(failed),
+        "units_planned": units_planned,
         "units": unit_entries(records),
         "failures": [asdict(failure) for failure in sorted(failed, key=lambda failure: failure.number)],
         "retries": sum(record.retries for record in records),

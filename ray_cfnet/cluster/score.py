@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 import torch
 
 from ray_cfnet import config
-from ray_cfnet.cluster.commit import DeltaCommit, ParquetCommit, finish_commits
+from ray_cfnet.cluster.commit import DeltaCommit, ParquetCommit, check_layout, finish_commits
 from ray_cfnet.cluster.ingest import READ_ROWS
 from ray_cfnet.cluster.ledger import RUNS, FailedUnit, RunFiles, UnitRecord, reconcile, run_id
 from ray_cfnet.cluster.manifest import make_manifest
@@ -49,6 +50,8 @@ class ExplainUnit:
     desired: int | None
     settings: config.Explain
     run: RunFiles
+    stop_sign: Location
+    """When it is there, no further unit is begun."""
     threads: int
     use_gpu: bool
 
@@ -67,11 +70,11 @@ class ExplainUnit:
 
     def __call__(self, unit: Unit) -> UnitRecord | None:
         """None: not begun, because the run is to stop."""
-        if self.run.stop_sign.exists():
-            return None
         started, pause_s = time.perf_counter(), _FIRST_PAUSE_S
         for attempt in range(self.settings.retries + 1):
             try:
+                if self.stop_sign.exists():
+                    return None
                 record = self._explain(unit)
                 record.retries, record.seconds = attempt, time.perf_counter() - started
                 record.peak_rss_mb = _peak_rss_mb()
@@ -95,12 +98,18 @@ class ExplainUnit:
         rejected = _Part(self.run, self.run.rejects_file(unit), rejects_schema(self.columns), True)
         with closing(batches), explained, rejected:
             for _, _, batch in batches:
-                table = pa.Table.from_batches([conform(batch, self.columns)])
+                table = pa.Table.from_batches([conform(batch, self.columns, dictionaries)])
                 good, bad, found = self.explainer.explain_table(table, self.run.run_id)
                 explained.write(good)
                 rejected.write(bad)
                 record.rows_in += batch.num_rows
                 self._count(record, good, bad, found)
+        if record.rows_in != unit.num_rows:
+            files = ", ".join(sorted({piece.path for piece in unit.pieces}))
+            raise InputError(
+                f"{self.root}: {files}: {unit.num_rows} rows planned, {record.rows_in} read",
+                "the file changed meanwhile; run again",
+            )
         record.files = [part.name for part in (explained, rejected) if part.num_rows]
         return record
 
@@ -184,8 +193,11 @@ def explain(source: Source, bundle_place: Location, whole: config.Config, on_uni
         if whole.output.format == "delta":
             prepare_delta(output, written, source.partitions)
             commit = DeltaCommit(run, written)
+        else:
+            check_layout(output, source.partitions)
         earlier = run.read_manifest()
         if earlier and earlier["state"] == "complete" and commit.stands(_files(earlier)):
+            run.tidy_up()  # what an actor wrote that outlived its driver
             manifest = {**earlier, "already_done": True}
         else:
             job = _Job(source, bundle, whole, run, hold, commit, on_unit)
@@ -196,10 +208,14 @@ def explain(source: Source, bundle_place: Location, whole: config.Config, on_uni
                 desired,
                 whole.explain,
                 run,
+                job.stop_sign,
                 max(1, int(whole.cluster.actor_cpus)),
                 whole.cluster.actor_gpus > 0,
             )
-            manifest = {**job.do(worker), "already_done": False}
+            try:
+                manifest = {**job.do(worker), "already_done": False}
+            except InputError as error:  # the run had begun: exit code 1
+                raise JobError(str(error)) from error
     _judge(manifest, whole.explain.max_reject_fraction)
     return manifest
 
@@ -242,6 +258,12 @@ class _Job:
     planned: dict[str, list[Unit]] = field(default_factory=lambda: defaultdict(list))
     done: dict[str, list[UnitRecord]] = field(default_factory=lambda: defaultdict(list))
     failed: list[FailedUnit] = field(default_factory=list)
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def stop_sign(self) -> Location:
+        """Of this attempt alone."""
+        return self.run.directory / f"stop-{self.token}"
 
     def do(self, worker: ExplainUnit) -> dict[str, Any]:
         started = time.perf_counter()
@@ -256,14 +278,13 @@ class _Job:
             self._commit_if_complete(partition)
         finished = {record.number for record in earlier}
         todo = [unit for unit in units if unit.number not in finished]
-        self.run.stop_sign.delete()
         unwritable: JobError | None = None
-        with _stop_sign_on_sigterm(self.run) as stopped:
+        with _put_on_sigterm(self.stop_sign) as stopped:
             for unit, outcome in unit_outcomes(todo, worker, self.whole.cluster):
                 if isinstance(outcome, JobError):  # what cannot be written here cannot be written anywhere
-                    unwritable = unwritable or outcome
-                    self.run.stop_sign.write_bytes(b"stop\n")
-                elif isinstance(outcome, RayCfnetError):
+                    unwritable = outcome
+                    break
+                if isinstance(outcome, RayCfnetError):
                     self.failed.append(FailedUnit(unit.number, unit.partition, str(outcome)))
                 elif outcome is not None:
                     self.done[unit.partition].append(outcome)
@@ -272,12 +293,22 @@ class _Job:
         left = f"{len(units) - sum(map(len, self.done.values()))} of {len(units)} units are left; run again to go on"
         if unwritable is not None:
             raise JobError(f"{unwritable}\n  {left}")
+        self.stop_sign.delete()
         if stopped.is_set():
             raise JobError(f"stopped by a signal, {left}")
+        if sum(map(len, self.done.values())) + len(self.failed) != len(units):
+            raise JobError(f"units were left out, {left}")
         self.hold.check()
-        self.commit.end()
+        try:
+            self.commit.end()
+        except InputError as error:
+            if not self.failed:
+                raise
+            # Delta refuses a part of the partitions: what failed is why it is a part.
+            self.failed.append(FailedUnit(-1, "", str(error)))
+        seconds = time.perf_counter() - started
         manifest = make_manifest(
-            self.source, self.bundle, self.whole, self.run, self.done, self.failed, time.perf_counter() - started
+            self.source, self.bundle, self.whole, self.run, self.done, self.failed, len(units), seconds
         )
         self.run.write_manifest(manifest)
         return manifest
@@ -293,7 +324,7 @@ class _Job:
 
 
 @contextmanager
-def _stop_sign_on_sigterm(run: RunFiles) -> Iterator[threading.Event]:
+def _put_on_sigterm(stop_sign: Location) -> Iterator[threading.Event]:
     """SIGTERM lets actors finish the units they are at and begin no other."""
     stopped = threading.Event()
     if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
@@ -302,7 +333,7 @@ def _stop_sign_on_sigterm(run: RunFiles) -> Iterator[threading.Event]:
 
     def stop(*_: object) -> None:
         stopped.set()
-        run.stop_sign.write_bytes(b"stop\n")
+        stop_sign.write_bytes(b"stop\n")
 
     before = signal.signal(signal.SIGTERM, stop)
     try:

@@ -21,13 +21,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
-from ray_cfnet.errors import JobError
+from ray_cfnet.errors import JobError, RayCfnetError
 from ray_cfnet.tables.storage import Location
 
 BEAT_S = 5.0
 STALE_S = 60.0
 _LOOK_EVERY_S = 0.05
 _LOOK_AT_S3_EVERY_S = 0.5
+_LOOKS = 5
 
 
 class Hold:
@@ -113,8 +114,9 @@ def _announced(directory: Location, what: str, patience_s: float) -> Iterator[Ho
     announced = False
     try:
         while True:
+            at = time.monotonic()  # before the listing: what it shows is at least as old as its answer
             others = {file.path: file.modified_ns for file in announcements.files() if file.path != mine.name}
-            for dead in signs.dead(others):
+            for dead in signs.dead(others, at):
                 (announcements / dead).delete()
                 del others[dead]
             if announced and not others:
@@ -149,17 +151,21 @@ class _SignsOfLife:
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}
+        self._looks: dict[str, int] = {}
         self._changed: set[str] = set()
 
-    def dead(self, others: dict[str, int]) -> list[str]:
-        """Takes note of what a listing shows and names those that have not changed for too long."""
-        at = time.monotonic()
+    def dead(self, others: dict[str, int], at: float) -> list[str]:
+        """Takes note of what a listing of that time shows and names those that have not changed for too long.
+
+        One slow listing proves nothing: there must have been several looks.
+        """
         for name, modified in others.items():
             if name in self._seen and self._seen[name][0] != modified:
                 self._changed.add(name)
             if name not in self._seen or self._seen[name][0] != modified:
-                self._seen[name] = (modified, at)
-        return [name for name in others if at - self._seen[name][1] > STALE_S]
+                self._seen[name], self._looks[name] = (modified, at), 0
+            self._looks[name] += 1
+        return [name for name in others if at - self._seen[name][1] > STALE_S and self._looks[name] > _LOOKS]
 
     def alive(self, name: str) -> bool:
         return name in self._changed
@@ -172,6 +178,7 @@ class _BeatingHold(Hold):
         self._place = place
         self._card = card
         self._last_beat = time.monotonic()
+        self._gone = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
@@ -184,16 +191,23 @@ class _BeatingHold(Hold):
         self._thread.join()
 
     def check(self) -> None:
-        if self._lost() or not self._place.exists():
+        if self._gone or self._late() or not self._place.exists():
             raise JobError(f"{self._place}: this run was held up for too long and lost its lock; start it again")
 
-    def _lost(self) -> bool:
+    def _late(self) -> bool:
+        """Another may have the lock by now: writing would look like life."""
         return time.monotonic() - self._last_beat > STALE_S / 2
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT_S):
-            if self._lost():
-                return  # another may have the lock by now: writing would look like life
-            with suppress(JobError, OSError):
+            with suppress(RayCfnetError, OSError):
+                if self._late() or not self._place.exists():
+                    self._gone = True
+                    return
+                started = time.monotonic()
                 self._place.write_bytes(self._card)
-                self._last_beat = time.monotonic()
+                if self._late():  # the write itself took so long: it may have brought back what another removed
+                    self._gone = True
+                    self._place.delete()
+                    return
+                self._last_beat = started

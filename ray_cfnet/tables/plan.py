@@ -200,7 +200,7 @@ def read_unit(
                 ):
                     yield piece, first_row, batch
                     first_row += batch.num_rows
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError, KeyError) as error:
             reason = str(error).splitlines()[0]
             raise InputError(f"{file}: cannot be read ({reason})", "write the file again, or remove it") from None
 
@@ -264,12 +264,14 @@ def common_columns(source: Source) -> pa.Schema:
     return pa.schema(list(columns.values()))
 
 
-def conform(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
-    """A file's rows with the table's types; dictionaries of the same values stay as they were read."""
-    arrays = [
-        array if value_type(array.type) == value_type(field.type) else array.cast(field.type)
-        for array, field in zip(batch.columns, columns, strict=True)
-    ]
+def conform(batch: pa.RecordBatch, columns: pa.Schema, dictionaries: list[str]) -> pa.RecordBatch:
+    """A file's rows with the table's types, but for the columns that were asked for as dictionaries."""
+    arrays = []
+    for array, field in zip(batch.columns, columns, strict=True):
+        wanted = field.type
+        if field.name in dictionaries and pa.types.is_dictionary(array.type):
+            wanted = pa.dictionary(array.type.index_type, value_type(field.type))
+        arrays.append(array if array.type == wanted else array.cast(wanted))
     return pa.RecordBatch.from_arrays(arrays, names=columns.names)
 
 

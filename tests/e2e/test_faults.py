@@ -122,6 +122,7 @@ def check_same(output: Path, expected: tuple[pa.Table, pa.Table]) -> None:
         assert found.equals(wanted)
     leftovers = [path.name for path in output.glob("_runs/*/*")]
     assert leftovers == ["manifest.json"]
+    assert not list(output.glob("ds=*/.*")), "no half files beside the rows"
 
 
 def test_the_driver_is_killed_at_five_random_moments(job: Job, expected: tuple[pa.Table, pa.Table]) -> None:

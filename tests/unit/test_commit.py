@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ray_cfnet.cluster import commit
-from ray_cfnet.cluster.commit import commit_partition, finish_commits
+from ray_cfnet.cluster.commit import ParquetCommit, check_layout, commit_partition, finish_commits
 from ray_cfnet.cluster.ledger import REJECTS, RunFiles, join
-from ray_cfnet.errors import JobError
+from ray_cfnet.errors import InputError, JobError
 from ray_cfnet.tables.storage import Location
 
 OLD, NEW = "0" * 16, "1" * 16
@@ -122,6 +122,35 @@ def test_half_a_file_of_a_killed_actor_does_not_come_along(tmp_path: Path) -> No
     (tmp_path / "_runs" / NEW / "staging" / "ds=1" / ".part-00000.parquet.ab12").write_bytes(b"half")
     commit_partition(RunFiles(Location.of(tmp_path), NEW), "ds=1", files)
     assert visible(tmp_path) == files
+
+
+def test_a_staged_file_that_is_gone_stops_the_commit_before_anything_is_deleted(tmp_path: Path) -> None:
+    committed(tmp_path, OLD, "", 2)
+    before = visible(tmp_path)
+    files = stage(tmp_path, NEW, "", 2)
+    (tmp_path / "_runs" / NEW / "staging" / files[1]).unlink()
+    with pytest.raises(JobError, match=r"part-00001-1{16}\.parquet: is gone"):
+        commit_partition(RunFiles(Location.of(tmp_path), NEW), "", files)
+    assert visible(tmp_path) == before
+
+
+def test_a_run_that_was_replaced_does_not_stand_by_what_an_orphan_staged(tmp_path: Path) -> None:
+    old = committed(tmp_path, OLD, "ds=1", 1)
+    files = {f"ds=1/{names(OLD, 1)[0]}"}
+    assert ParquetCommit(old).stands(files)
+    committed(tmp_path, NEW, "ds=1", 1)
+    stage(tmp_path, OLD, "ds=1", 1)
+    assert not ParquetCommit(old).stands(files)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("ds=1", "ds=1/h=0"), ("ds=1/h=0", "ds=1"), ("", "ds=1"), ("ds=1", "")], ids=str
+)
+def test_a_changed_layout_is_refused_because_rows_would_be_there_twice(before: str, after: str, tmp_path: Path) -> None:
+    committed(tmp_path, OLD, before, 1)
+    with pytest.raises(InputError, match="layout changed"):
+        check_layout(Location.of(tmp_path), [after])
+    check_layout(Location.of(tmp_path), [before, "ds=2", "ds=11"])
 
 
 def test_a_partition_whose_rows_are_gone_is_emptied(tmp_path: Path) -> None:

@@ -82,6 +82,13 @@ def test_a_partition_is_complete_only_when_no_row_is_missing_or_too_many(
         reconcile("ds=1", units, records)
 
 
+def test_a_unit_twice_does_not_stand_for_one_that_is_missing() -> None:
+    units = [unit(0), unit(1)]
+    for records in ([record(0), record(0)], [record(0, 8), record(1, 12)], [record(0), record(1), record(1)]):
+        with pytest.raises(JobError, match="unit by unit not the same"):
+            reconcile("ds=1", units, records)
+
+
 def test_records_add_up() -> None:
     records = [
         record(0, 10, 2, cf_valid=8, fcf_distance=0.4, changed={"a": 4, "b": 1}, seconds=1.0),

@@ -14,6 +14,7 @@ from ray_cfnet.tables.plan import (
     Unit,
     check_columns,
     common_columns,
+    conform,
     open_source,
     read_unit,
 )
@@ -313,3 +314,20 @@ def test_a_flat_table_says_that_it_has_no_partitions():
     with pytest.raises(InputError) as error:
         source_of([("", [5])]).within("ds=1")
     assert "the table has no partitions" in remedy_of(error)
+
+
+def test_files_whose_strings_are_stored_in_different_ways_become_one_table(tmp_path: Path):
+    towns = pa.array(["Rom", "Ulm", "Rom"])
+    write(tmp_path / "a.parquet", range(3), town=towns, note=towns)
+    write(tmp_path / "b.parquet", range(3), town=towns.dictionary_encode(), note=towns.dictionary_encode())
+    write(tmp_path / "c.parquet", range(3), town=towns.cast(pa.large_string()), note=towns.cast(pa.large_string()))
+    source = open_source(str(tmp_path))
+    columns = common_columns(source)
+    assert [str(field.type) for field in columns] == ["int64", "string", "string"]
+    types = set()
+    for unit in source.units(100):
+        for _, _, batch in read_unit(source.root, unit, columns.names, ["town"], 100):
+            table = conform(batch, columns, ["town"])
+            types.add(tuple(str(field.type) for field in table.schema)[1:])
+            assert table.column("note").to_pylist() == table.column("town").to_pylist() == towns.to_pylist()
+    assert types == {("dictionary<values=string, indices=int32, ordered=0>", "string")}

@@ -455,9 +455,37 @@ def test_a_holder_that_lost_its_lock_on_s3_notices(store: Location) -> None:
         hold.check()
         for file in (store / ".locks").files():
             (store / ".locks" / file.path).delete()
-        hold._place = store / "elsewhere"  # its next beat goes astray, as that of a suspended process would
+        for _ in range(2):  # now, and after more beats: a lock that was lost does not come back
+            with pytest.raises(JobError, match="lost its lock"):
+                hold.check()
+            time.sleep(0.7)
+        assert (store / ".locks").files() == []
+
+
+@pytest.mark.usefixtures("quick_lock")
+def test_a_beat_that_takes_too_long_gives_the_lock_up(store: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    if store.is_local:
+        pytest.skip("flock cannot be lost")
+    write = Location.write_bytes
+
+    def slow(place: Location, content: bytes) -> None:
+        time.sleep(1.0)
+        write(place, content)
+
+    with lock.exclusive(store, "a run") as hold:
+        monkeypatch.setattr(Location, "write_bytes", slow)
+        time.sleep(2.0)
         with pytest.raises(JobError, match="lost its lock"):
             hold.check()
+        assert (store / ".locks").files() == [], "what the late write brought back is gone again"
+
+
+def test_one_slow_listing_is_no_proof_of_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    signs = lock._SignsOfLife()
+    assert signs.dead({"a": 1}, 0.0) == []
+    assert signs.dead({"a": 1}, lock.STALE_S + 1) == []
+    looks = [signs.dead({"a": 1}, lock.STALE_S + 2 + look) for look in range(6)]
+    assert looks[-1] == ["a"]
 
 
 def test_models_lists_bundles_marks_current_and_tells_damage(store: Location) -> None:
