@@ -178,7 +178,7 @@ def peak_memory() -> Iterator[dict[str, float]]:
 def memory_ratio(work: Path, rows: int) -> dict[str, float]:
     result: dict[str, float] = {}
     for name, num_rows in (("quarter", rows // 4), ("all", rows)):
-        with ray_session(min_cpus=3), peak_memory() as peak:
+        with peak_memory() as peak:
             rows_per_s(work / name, num_rows, "training.ingest=stream", "training.epochs=2")
         result |= {f"{kind}_mb_{name}": megabytes for kind, megabytes in peak.items()}
     ratios = {f"ratio_{kind}": result[f"{kind}_mb_all"] / result[f"{kind}_mb_quarter"] for kind in ("rss", "anon")}
@@ -195,14 +195,14 @@ def main() -> None:
     for name in arguments.which:
         if name == "step":
             result = step_ratio(arguments.work)
-        elif name == "memory":
-            result = memory_ratio(arguments.work, arguments.rows)  # a session of its own for each size
         else:
             with ray_session(min_cpus=3):
                 if name == "loop":
                     result = loop_ratio(arguments.work)
                 elif name == "workers":
                     result = workers_ratio(arguments.work, arguments.rows)
+                elif name == "memory":
+                    result = memory_ratio(arguments.work, arguments.rows)
                 else:
                     result = ingest_ratio(arguments.work, arguments.rows)
         print(json.dumps({"benchmark": name, **{key: round(value, 4) for key, value in result.items()}}), flush=True)

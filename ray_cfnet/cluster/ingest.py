@@ -204,7 +204,7 @@ class EncodedTable:
             EncodeUnit(reader, self.schema, units),
             batch_size=1,
             num_cpus=SPARE_CPU,
-            compute=ray.data.TaskPoolStrategy(size=at_once),
+            compute=ray.data.TaskPoolStrategy(size=max(1, min(at_once, len(units)))),
         )
         dataset.context.execution_options.preserve_order = True  # the same rows for the same worker, run after run
         return dataset
