@@ -185,14 +185,17 @@ def memory_ratio(work: Path, rows: int) -> dict[str, float]:
     return {**result, **ratios}
 
 
+NAMES = ("step", "loop", "workers", "ingest", "memory")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", nargs="+", choices=["step", "loop", "workers", "ingest", "memory"])
+    parser.add_argument("which", nargs="+", choices=["all", *NAMES], metavar="|".join(NAMES))
     parser.add_argument("--rows", type=int, default=2_000_000, help="for workers, ingest and memory")
     parser.add_argument("--work", type=Path, default=Path("out/benchmarks"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    for name in arguments.which:
+    for name in NAMES if arguments.which == ["all"] else arguments.which:
         if name == "step":
             result = step_ratio(arguments.work)
         else:
