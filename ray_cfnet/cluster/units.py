@@ -14,9 +14,6 @@ from ray_cfnet.config import Cluster
 from ray_cfnet.errors import JobError, RayCfnetError, last_line
 from ray_cfnet.tables.plan import Unit
 
-_LOST_ACTORS = 5
-"""How often a unit is tried again after its actor died."""
-
 
 class _UnitActor:
     """Applies a function to one unit at a time. The units wait here; only their numbers travel."""
@@ -69,8 +66,6 @@ def unit_outcomes(
         compute=ActorPoolStrategy(min_size=least, max_size=most, max_tasks_in_flight_per_actor=2),
         num_cpus=cluster.actor_cpus,
         num_gpus=cluster.actor_gpus or None,
-        max_restarts=-1,
-        max_task_retries=_LOST_ACTORS,  # Ray Data's default has no end: a unit that kills its actor would come again
     )
     try:
         for row in outcomes.iter_rows():
