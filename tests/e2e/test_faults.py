@@ -127,6 +127,7 @@ def check_same(output: Path, expected: tuple[pa.Table, pa.Table]) -> None:
 
 
 def test_the_driver_is_killed_at_five_random_moments(job: Job, expected: tuple[pa.Table, pa.Table]) -> None:
+    """And no unit is done twice, and the finished run does nothing when it is started again."""
     output, seed = job.directory / "killed", random.randrange(10**6)
     moments = random.Random(seed)
     for _ in range(5):
@@ -138,41 +139,33 @@ def test_the_driver_is_killed_at_five_random_moments(job: Job, expected: tuple[p
         time.sleep(moments.uniform(0, 0.5))
         process.kill()
         process.communicate()
-    done = len(records(output))
+    done = [place.stem for place in records(output)]
     assert done, f"seed {seed}: nothing was done before the kills"
+    written = {identity(path): path.stat().st_mtime_ns for path in output.rglob("part-*.parquet")}
     again = job.start(output)
     out, err = again.communicate(timeout=240)
     assert again.returncode == 0, f"seed {seed}: {err}"
     told = re.search(rf"(\d+) of {UNITS} units were done by an earlier attempt", err)
     # The killed driver's actors may have finished a unit more; all may be done by now.
-    assert done <= (int(told[1]) if told else UNITS), f"seed {seed}: {err}"
+    assert len(done) <= (int(told[1]) if told else UNITS), f"seed {seed}: {err}"
     assert json.loads(out)["rows_in"] == ROWS
+    for path in output.rglob("part-*.parquet"):
+        if path.name.split("-")[1] in done:
+            assert path.stat().st_mtime_ns == written[identity(path)], f"seed {seed}: {path} was written again"
     check_same(output, expected)
+    before_again = times(output)
+    assert ended(job.start(output))["already_done"]
+    assert times(output) == before_again
+
+
+def times(output: Path) -> dict[Path, int]:
+    """When each file was written, but for the lock, which every run writes."""
+    return {path: path.stat().st_mtime_ns for path in output.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
 def identity(path: Path) -> tuple[bool, str]:
     """A file of a run, staged or in place: of a unit's rows or of its rejects."""
     return "_rejects" in path.parts, path.name
-
-
-def test_no_unit_is_done_twice_and_a_finished_run_does_nothing(job: Job, expected: tuple[pa.Table, pa.Table]) -> None:
-    output = job.directory / "resumed"
-    process = job.start(output)
-    wait_for(lambda: len(records(output)) > UNITS // 4, process)
-    process.kill()
-    process.communicate()
-    numbers = [place.stem for place in records(output)]
-    written = {identity(path): path.stat().st_mtime_ns for path in output.rglob("part-*.parquet")}
-    ended(job.start(output))
-    for path in output.rglob("part-*.parquet"):
-        if path.name.split("-")[1] in numbers:
-            assert path.stat().st_mtime_ns == written[identity(path)], f"{path} was written again"
-    check_same(output, expected)
-    before = {path: path.stat().st_mtime_ns for path in output.rglob("*") if path.is_file() and path.name != ".lock"}
-    assert ended(job.start(output))["already_done"]
-    assert before == {
-        path: path.stat().st_mtime_ns for path in output.rglob("*") if path.is_file() and path.name != ".lock"
-    }
 
 
 def test_sigterm_finishes_the_unit_and_gives_the_lock_back(job: Job, expected: tuple[pa.Table, pa.Table]) -> None:
