@@ -41,7 +41,7 @@ quality: $(READY)  ## The paper's tables, three seeds each, into benchmarks/resu
 	$(BIN)/python jobs/reproduce.py --data $(RAY_CFNET_DATA) --datasets cancer heloc credit adult oulad covertype \
 		--seeds 0 1 2 --output benchmarks/results/quality.md
 
-bench: $(READY)  ## All speed and memory ratios (about half an hour on a quiet machine)
+bench: $(READY)  ## All speed and memory ratios (long; wants a quiet machine)
 	$(BIN)/python benchmarks/training.py all
 	$(BIN)/python benchmarks/explain.py all
 

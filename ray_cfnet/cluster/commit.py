@@ -19,6 +19,7 @@ import posixpath
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -39,10 +40,13 @@ class ParquetCommit:
 
     def __init__(self, run: RunFiles) -> None:
         self.run = run
+        self.visible: set[str] = set()
+        """Partitions whose rows readers find."""
 
     def partition(self, name: str, records: list[UnitRecord]) -> None:
         """Every row of the partition is in the records' files, which are staged or in place."""
         commit_partition(self.run, name, files_of(records))
+        self.visible.add(name)
 
     def stands(self, files: set[str]) -> bool:
         """Whether these files are still what a reader finds."""
@@ -80,6 +84,7 @@ class DeltaCommit(ParquetCommit):
         if self.complete:
             files = [file for name in sorted(self.complete) for file in self.complete[name]]
             commit_delta(self.run.output, self.columns, sorted(self.complete), files, self.run.run_id)
+            self.visible.update(self.complete)
 
 
 def check_layout(output: Location, partitions: list[str]) -> None:
@@ -126,11 +131,28 @@ def finish_commits(output: Location) -> list[str]:
         run_id, _, name = found.path.partition("/")
         if name == _JOURNAL:
             run = RunFiles(output, run_id)
-            journal = json.loads((run.directory / _JOURNAL).read_bytes())
+            journal = _read_journal(run)
             _carry_out(run, journal["directories"], journal["files"])
             (run.directory / _JOURNAL).delete()
             finished.append(journal["partition"])
     return finished
+
+
+def _read_journal(run: RunFiles) -> dict[str, Any]:
+    """Raises JobError for one that no run wrote: its paths are going to be moved and deleted."""
+    place = run.directory / _JOURNAL
+    try:
+        journal = json.loads(place.read_bytes())
+        inside = all(".." not in directory.split("/") for directory in journal["directories"])
+        ours = all(
+            posixpath.dirname(file) in journal["directories"] and _PART.fullmatch(posixpath.basename(file))
+            for file in journal["files"]
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        inside = ours = False
+    if not (inside and ours):
+        raise JobError(f"{place}: not a journal of ray-cfnet; find out who wrote it, then remove it")
+    return dict(journal)
 
 
 def _carry_out(run: RunFiles, directories: list[str], files: list[str]) -> None:

@@ -108,6 +108,10 @@ class RunFiles:
     def rejects_file(self, unit: Unit) -> str:
         return join(REJECTS, unit.partition, self._file_name(unit))
 
+    def _names(self, unit: Unit) -> set[str]:
+        """All that a unit can write: a record that names anything else is not ours."""
+        return {self.explained_file(unit), self.rejects_file(unit)}
+
     def _file_name(self, unit: Unit) -> str:
         return f"part-{unit.number:05d}-{self.run_id}.parquet"
 
@@ -131,6 +135,7 @@ class RunFiles:
             and record.number in planned
             and record.rows_in == planned[record.number].num_rows
             and there.issuperset(record.files)
+            and self._names(planned[record.number]).issuperset(record.files)
         ]
 
     def present_files(self) -> set[str]:

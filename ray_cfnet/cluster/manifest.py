@@ -34,14 +34,13 @@ def make_manifest(
     run: RunFiles,
     done: dict[str, list[UnitRecord]],
     failed: list[FailedUnit],
-    units_planned: int,
+    visible: set[str],
     seconds: float,
 ) -> dict[str, Any]:
     records = [record for partition in done.values() for record in partition]
     summary = totals(records)
     rows_per_s = summary["rows_in"] / seconds
     _, actors = actor_range(whole.cluster, len(records) or 1)
-    unfinished = {failure.partition for failure in failed}
     return {
         "version": MANIFEST_VERSION,
         "run_id": run.run_id,
@@ -55,10 +54,10 @@ def make_manifest(
         "format": whole.output.format,
         **summary,
         "partitions": {
-            name: {"state": "unfinished" if name in unfinished else "committed", **totals(done[name])}
+            name: {"state": "committed" if name in visible else "unfinished", **totals(done[name])}
             for name in source.partitions
         },
-        "units_planned": units_planned,
+        "units_planned": len(records) + len(failed),
         "units": unit_entries(records),
         "failures": [asdict(failure) for failure in sorted(failed, key=lambda failure: failure.number)],
         "retries": sum(record.retries for record in records),

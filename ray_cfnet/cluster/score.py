@@ -91,11 +91,11 @@ class ExplainUnit:
     def _explain(self, unit: Unit) -> UnitRecord:
         schema = self.explainer.schema
         dictionaries = [feature.name for feature in schema.categorical]
-        batches = Ahead(read_unit(self.root, unit, self.columns.names, dictionaries, READ_ROWS))
         record = UnitRecord(unit.number, unit.partition)
         written = output_schema(schema, self.columns)
         explained = _Part(self.run, self.run.explained_file(unit), written, dictionary_columns(schema, written))
         rejected = _Part(self.run, self.run.rejects_file(unit), rejects_schema(self.columns), True)
+        batches = Ahead(read_unit(self.root, unit, self.columns.names, dictionaries, READ_ROWS))
         with closing(batches), explained, rejected:
             for _, _, batch in batches:
                 table = pa.Table.from_batches([conform(batch, self.columns, dictionaries)])
@@ -231,9 +231,12 @@ def _judge(manifest: dict[str, Any], max_reject_fraction: float) -> None:
         lines = [failure["error"].splitlines()[0] for failure in failures[:5]]
         more = [f"... and {len(failures) - 5} more"] if len(failures) > 5 else []
         told = "\n  ".join([*lines, *more])
+        states = [part["state"] for part in manifest["partitions"].values()]
+        committed = states.count("committed")
         raise JobError(
-            f"{len(failures)} of {manifest['units_planned']} units failed; their partitions are as they were, the "
-            f"others are committed. Mend the cause and run again: what is done stays done\n  {told}\n  see {place}"
+            f"{len(failures)} of {manifest['units_planned']} units failed; {committed} of {len(states)} partitions are "
+            f"committed, the others as they were. Mend the cause and run again: what is done stays done\n  {told}\n"
+            f"  see {place}"
         )
     share = manifest["rows_rejected"] / max(manifest["rows_in"], 1)
     if share > max_reject_fraction:
@@ -262,8 +265,8 @@ class _Job:
 
     @property
     def stop_sign(self) -> Location:
-        """Of this attempt alone."""
-        return self.run.directory / f"stop-{self.token}"
+        """Of this attempt alone, and gone with the staging directory at the latest."""
+        return self.run.staging / f".stop-{self.token}"
 
     def do(self, worker: ExplainUnit) -> dict[str, Any]:
         started = time.perf_counter()
@@ -291,9 +294,9 @@ class _Job:
                     self._commit_if_complete(unit.partition)
                     self.on_unit(outcome, len(units), True)
         left = f"{len(units) - sum(map(len, self.done.values()))} of {len(units)} units are left; run again to go on"
+        self.stop_sign.delete()
         if unwritable is not None:
             raise JobError(f"{unwritable}\n  {left}")
-        self.stop_sign.delete()
         if stopped.is_set():
             raise JobError(f"stopped by a signal, {left}")
         if sum(map(len, self.done.values())) + len(self.failed) != len(units):
@@ -301,14 +304,12 @@ class _Job:
         self.hold.check()
         try:
             self.commit.end()
-        except InputError as error:
-            if not self.failed:
+        except InputError:
+            if not self.failed:  # else Delta refuses new columns for a part of the partitions: the failures are why
                 raise
-            # Delta refuses a part of the partitions: what failed is why it is a part.
-            self.failed.append(FailedUnit(-1, "", str(error)))
         seconds = time.perf_counter() - started
         manifest = make_manifest(
-            self.source, self.bundle, self.whole, self.run, self.done, self.failed, len(units), seconds
+            self.source, self.bundle, self.whole, self.run, self.done, self.failed, self.commit.visible, seconds
         )
         self.run.write_manifest(manifest)
         return manifest

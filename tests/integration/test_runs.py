@@ -60,7 +60,9 @@ def test_an_unreadable_file_fails_its_partition_alone_and_mended_the_run_goes_on
     # The footer stays: planning sees nothing, reading the pages does.
     broken.write_bytes(whole[:100] + bytes(middle) + whole[100 + middle :])
     output, config = days.parent / "out", configured(days)
-    with pytest.raises(JobError, match=r"1 of 3 units failed(.|\n)*ds=2026-11-14") as failed:
+    with pytest.raises(
+        JobError, match=r"1 of 3 units failed; 2 of 3 partitions are committed(.|\n)*ds=2026-11-14"
+    ) as failed:
         run_explain(config, trained.bundle, None, QUIET)
     assert failed.value.exit_code == 1
     assert counted(output) == {f"2026-11-{day}": (DAY_ROWS, DAY_ROWS) for day in ("13", "15")}

@@ -153,6 +153,28 @@ def test_a_changed_layout_is_refused_because_rows_would_be_there_twice(before: s
     check_layout(Location.of(tmp_path), [before, "ds=2", "ds=11"])
 
 
+@pytest.mark.parametrize(
+    "journal",
+    [
+        {"partition": "x", "directories": ["../elsewhere"], "files": []},
+        {"partition": "x", "directories": ["ds=1"], "files": ["ds=1/notes.txt"]},
+        {"partition": "x", "directories": ["ds=1"], "files": [f"../part-00000-{NEW}.parquet"]},
+        {"partition": "x"},
+        [],
+    ],
+    ids=str,
+)
+def test_a_journal_that_no_run_wrote_moves_nothing(journal: object, tmp_path: Path) -> None:
+    committed(tmp_path / "out", OLD, "ds=1", 1)
+    committed(tmp_path / "elsewhere", OLD, "", 1)
+    (tmp_path / "out" / "_runs" / NEW).mkdir()
+    (tmp_path / "out" / "_runs" / NEW / "commit.json").write_text(json.dumps(journal))
+    before = visible(tmp_path)
+    with pytest.raises(JobError, match="not a journal of ray-cfnet"):
+        finish_commits(Location.of(tmp_path / "out"))
+    assert visible(tmp_path) == before
+
+
 def test_a_partition_whose_rows_are_gone_is_emptied(tmp_path: Path) -> None:
     run = committed(tmp_path, OLD, "ds=1", 2, 1)
     commit_partition(RunFiles(run.output, NEW), "ds=1", [])

@@ -52,9 +52,11 @@ def test_a_unit_is_done_when_its_record_and_all_its_files_are_there(staged: bool
 def test_a_record_of_other_rows_or_another_version_does_not_count(tmp_path: Path) -> None:
     run = RunFiles(Location.of(tmp_path), "ab" * 8)
     run.write_record(record(0, rows=9))
+    put(run, f"ds=1/part-00007-{run.run_id}.parquet", staged=True)
+    run.write_record(record(3, files=[f"ds=1/part-00007-{run.run_id}.parquet"]))  # another unit's file
     (run.directory / "units" / "00001.json").write_bytes(b'{"number": 1, "other": 2}')
     (run.directory / "units" / "00002.json").write_bytes(b"{")
-    assert run.done_units([unit(0), unit(1), unit(2)]) == []
+    assert run.done_units([unit(0), unit(1), unit(2), unit(3)]) == []
 
 
 def test_the_files_of_another_run_do_not_count(tmp_path: Path) -> None:
