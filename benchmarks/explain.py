@@ -1,15 +1,17 @@
-"""Explaining speed as ratios, each measured within one run: python benchmarks/explain.py roof memory job actors scale
+"""Explaining speed as ratios, each measured within one run: python benchmarks/explain.py roof memory refine job actors scale
 
 roof     rows/s of the bare loop (read, reject, encode, predict, explain, prove, write; one process, one thread) /
          rows/s of pyarrow reading the same file and writing the same columns (target >= 0.35 at 8 and 30 features)
 memory   peak resident memory of a process that explains one file with a single row group (<= 1.2 GiB, 10 M rows)
+
+refine   rows/s of the bare loop with explain.refine: sparse / without (>= 0.5 at 8 features, >= 0.25 at 30)
 
 job      rows/s of the job with two actors / of two processes that run the bare loop over the same 64 files (>= 0.85)
 actors   rows/s of the job with two actors / with one (>= 1.8 on two cores)
 scale    seconds per row of the job on the whole table / on a tenth of it (<= 1.1)
 startup  seconds from the call, on a running Ray, until the first unit starts
 
-The first two measure CPU time: one thread works, and a busy neighbour does not count. The others run real jobs, after
+The first three measure CPU time: one thread works, and a busy neighbour does not count. The others run real jobs, after
 start-up and by the clock, and want a quiet machine. Everything is on local disk. `all` runs everything.
 """
 
@@ -168,6 +170,18 @@ def loop(file: Path, output: Path, schema: TableSchema, explain: Explain) -> flo
     return num_rows / (time.process_time() - started)
 
 
+def turn_by_turn(work: Path, file: Path, schema: TableSchema, steps: dict[str, Explain]) -> dict[str, float]:
+    """Rows per CPU-second of two steps and the ratio of the first to the second."""
+    speeds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(3):
+        # Turn by turn, so that a busy neighbour slows both alike.
+        for name, step in steps.items():
+            speeds[name].append(loop(file, work / "output.parquet", schema, step))
+    one, other = speeds.values()
+    rows_per_s = {f"{name}_rows_per_s": statistics.median(taken) for name, taken in speeds.items()}
+    return {**rows_per_s, "ratio": statistics.median(a / b for a, b in zip(one, other, strict=True))}
+
+
 def roof_ratio(work: Path, num_features: int, num_rows: int) -> dict[str, float]:
     file = write_input(work, num_features, num_rows, 500_000)
     bundle = trained_bundle(num_features)
@@ -177,14 +191,18 @@ def roof_ratio(work: Path, num_features: int, num_rows: int) -> dict[str, float]
         "bare": lambda table: explainer.explain_table(table, "run")[0],
         "roof": lambda table: made.slice(0, len(table)),
     }
-    speeds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(3):
-        # Turn by turn, so that a busy neighbour slows both alike.
-        for name, step in steps.items():
-            speeds[name].append(loop(file, work / "output.parquet", bundle.schema, step))
-    rows_per_s = {f"{name}_rows_per_s": statistics.median(taken) for name, taken in speeds.items()}
-    ratios = [bare / roof for bare, roof in zip(speeds["bare"], speeds["roof"], strict=True)]
-    return {"features": num_features, **rows_per_s, "ratio": statistics.median(ratios)}
+    return {"features": num_features, **turn_by_turn(work, file, bundle.schema, steps)}
+
+
+def refine_ratio(work: Path, num_features: int, num_rows: int) -> dict[str, float]:
+    file = write_input(work, num_features, num_rows, 500_000)
+    bundle = trained_bundle(num_features)
+    explainers = {"refined": Explainer(bundle, None, refine=True), "bare": Explainer(bundle, None)}
+    steps: dict[str, Explain] = {
+        name: lambda table, explainer=explainer: explainer.explain_table(table, "run")[0]  # type: ignore[misc]
+        for name, explainer in explainers.items()
+    }
+    return {"features": num_features, **turn_by_turn(work, file, bundle.schema, steps)}
 
 
 def peak_memory(work: Path, num_features: int, num_rows: int) -> dict[str, float]:
@@ -319,6 +337,7 @@ def peak_gib() -> float:
 BENCHMARKS: dict[str, Benchmark] = {
     "roof": roof_ratio,
     "memory": peak_memory,
+    "refine": refine_ratio,
     "job": job_ratio,
     "actors": actors_ratio,
     "scale": scale_ratio,

@@ -168,6 +168,15 @@ class Model(_Section):
     )
     pass_prediction: bool = Field(default=True, description="false: ablation NoPass-p_x, g sees z alone")
     block: Literal["linear", "conv"] = Field(default="linear", description="conv: ablation Conv")
+    generator_kind: Literal["plain", "gated"] = Field(
+        default="plain",
+        description="plain: the paper's g; gated: it sees the row too, and chooses for each feature to change or keep it",
+    )
+
+    @classmethod
+    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        if data.get("generator_kind") == "gated" and data.get("block") == "conv":
+            yield "generator_kind", "gated needs block: linear"
 
 
 class Selection(_Section):

@@ -1,167 +1,193 @@
-"""Fewer and smaller changes: what is not needed to reach the desired class is taken back.
+"""Fewer and smaller changes: only what is needed to reach the desired class is changed.
 
-A feasible counterfactual of the network changes most features a little. Here changes are taken back while the
-prediction stays as desired, those first that matter least; then the numbers that remain move towards the row as far
-as they can, on their grid. Trying is cheap, because the first layer is linear in the features: one that goes back is a
-sum of two rows of its weight, and what follows is small. All rows of a batch are tried at once.
+A feasible counterfactual of the network changes most features a little. Here its changes are made on the row one by
+one, those first that promise most, until the prediction is as desired; changes that a later one made needless are
+taken back; then a number moves towards the row as far as it can, on its grid. Trying is cheap, because the first layer
+is linear in the features: a change adds the difference of two rows of its weight, and what follows is small. All rows
+of a batch are tried at once, and a row that is done is left alone.
 
-Moving back towards the row breaks no rule: x itself is always allowed, and so is what lies between it and an allowed
-value, once it is projected.
+Nothing here breaks a rule: a value is the row's or the candidate's, or lies between them and is projected, and features
+that rules tie together change together.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ray_cfnet.model.inference import Inference
+from ray_cfnet.model.inference import Inference, lead, likeliest
 from ray_cfnet.model.net import Rows
 from ray_cfnet.tables.codec import CodeArray, Encoded, Mask, to_unit
 from ray_cfnet.tables.constraints import project_number
 from ray_cfnet.tables.schema import TableSchema
 
-_HALVINGS = 6
-"""Of a number's way back: 1/64 of the change is left at most."""
+_SHRINKING_TRIALS = 3
+"""Of a number's way back. The lead is piecewise linear along it, so that few are enough."""
 
 
 @dataclass(frozen=True)
 class Refiner:
-    """Takes back changes of counterfactuals that reach the desired class.
+    """Leaves out changes of counterfactuals that reach the desired class.
 
-    `margin` is how far above the threshold the desired class has to stay: 0.1 is 0.6 of two classes.
+    `margin` is how far above the threshold the desired class has to stay: 0.1 is 0.6 against the likeliest other.
     """
 
     inference: Inference
     schema: TableSchema
     margin: float
 
+    @cached_property
+    def least_lead(self) -> float:
+        """The margin as a difference of logits."""
+        return float(np.log((0.5 + self.margin) / (0.5 - self.margin)))
+
     def refined(self, rows: Encoded, candidates: Encoded, desired: CodeArray) -> Encoded:
         """The candidates with the fewest changes found; each of them must be predicted as desired."""
-        trial = _Trial(self, rows, candidates, desired)
+        if not len(rows):
+            return candidates
         with torch.inference_mode():
-            trial.take_back_the_first_in_order()
-            trial.take_back_one_by_one()
-            trial.shrink_numbers()
-        return trial.candidates
+            trial = _Trial(self, rows, candidates, desired)
+            trial.change_until_desired()
+            trial.take_back_what_is_not_needed()
+            return trial.with_smaller_numbers()
 
 
 class _Trial:
-    """The candidates of one batch and the first layer of each, kept up to date with every change."""
+    """The rows of one batch with some of the candidates' changes, and the first layer of each.
+
+    B rows, F features: numbers first, then categories. What is known of each feature is (F, B): vectors over the rows
+    are long, over the features short.
+    """
 
     def __init__(self, refiner: Refiner, rows: Encoded, candidates: Encoded, desired: CodeArray) -> None:
-        self.inference, self.schema, self.margin = refiner.inference, refiner.schema, refiner.margin
+        self.inference, self.schema, self.least_lead = refiner.inference, refiner.schema, refiner.least_lead
         self.layer = self.inference.net.encoder_in
         self.weight = self.layer.weight.detach()
-        self.rows = rows
-        self.candidates = Encoded(candidates.values.copy(order="F"), candidates.codes.copy(order="F"))
+        self.num_rows, self.num_numbers = len(rows), len(self.schema.continuous)
+        self.rows, self.candidates = rows, candidates
         self.desired = self._tensor(desired)
-        self.own, self.now = self._contributions(rows), self._contributions(candidates)
-        changed = np.concatenate([rows.values != candidates.values, rows.codes != candidates.codes], axis=1)
-        self.changed = self._tensor(changed)
-        self.first = self._first_layer(self.now)
-        self.order = self._least_important_first()
+        own = Rows(self._tensor(to_unit(rows.values, self.schema)), self._tensor(rows.codes))
+        self.moves = self._tensor(to_unit(candidates.values, self.schema)).T - own.continuous.T
+        new_codes = self._tensor(candidates.codes)
+        changed = torch.cat([self._tensor(rows.values != candidates.values).T, (own.codes != new_codes).T])
+        # A change adds new_factor * weight[new_row] + own_factor * weight[own_row]; a number needs the first only.
+        numbers = torch.arange(self.num_numbers, device=self.weight.device)[:, None].expand(-1, self.num_rows)
+        offsets = self.layer.block_offsets + self.num_numbers
+        self.own_row, self.new_row = (torch.cat([numbers, (codes + offsets).T]) for codes in (own.codes, new_codes))
+        ones = torch.ones_like(new_codes.T, dtype=self.moves.dtype)
+        self.new_factor = torch.cat([self.moves, ones])
+        self.own_factor = torch.cat([torch.zeros_like(self.moves), -ones])
+        self.first = self.inference.first_layer(own).T.contiguous()
+        leads, slope = self.inference.slope(self.first, self.desired)
+        self.lead = leads - self.least_lead
+        self.gain = torch.where(changed, self._gains(slope.T), -torch.inf)
+        self.kept = torch.zeros(self.gain.shape, dtype=torch.bool, device=self.weight.device)
+        self.lead_without = torch.zeros_like(self.gain)
+        self.added: list[Tensor] = []
+        """(B,) the feature that each round has changed, -1 for none."""
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.weight.device)
+        return torch.from_numpy(array).to(self.weight.device)
 
-    def _contributions(self, rows: Encoded) -> tuple[Tensor, Tensor]:
-        """What each feature adds to the first layer: the row of its weight, and a factor."""
-        units, codes = self._tensor(to_unit(rows.values, self.schema)), self._tensor(rows.codes)
-        numbers = torch.arange(units.shape[1], device=codes.device).expand(len(rows), -1)
-        categories = codes + self.layer.block_offsets + self.layer.num_continuous
-        return torch.cat([numbers, categories], 1), torch.cat([units, torch.ones_like(codes, dtype=units.dtype)], 1)
-
-    def _first_layer(self, contributions: tuple[Tensor, Tensor]) -> Tensor:
-        """(B, units)"""
-        index, factor = contributions
-        count = self.layer.num_continuous
-        codes = index[:, count:] - self.layer.block_offsets - count
-        return self.inference.first_layer(Rows(factor[:, :count], codes)).T.contiguous()
-
-    def _least_important_first(self) -> Tensor:
-        """(B, F) features in the order of what the lead of the desired class loses when they go back, about."""
-        net = self.inference.net
-        with torch.inference_mode(False), torch.enable_grad():
-            first = self.first.clone().requires_grad_()
-            _, probabilities = net.predict(net.encoder(net.encoder_in_activation(first)))
-            lead = _lead(probabilities.T, self.desired)
-            (slope,) = torch.autograd.grad(lead.sum(), first)
-        by_weight = slope @ self.weight.T  # (B, D): what one unit more of an encoded column gives
-        gains = [by_weight.gather(1, index) * factor for index, factor in (self.own, self.now)]
-        gain = torch.where(self.changed, gains[0] - gains[1], -torch.inf)
-        return gain.argsort(dim=1, descending=True)
-
-    def _stays(self, first: Tensor, some: Tensor | slice) -> Tensor:
-        """Whether the desired class keeps its lead with this first layer, which is overwritten."""
-        probabilities = self.inference.predict_from(first.T).probabilities
-        return _lead(probabilities, self.desired[some]) > 2 * self.margin
-
-    def take_back_the_first_in_order(self) -> None:
-        """As many of the least important features as can go back at once, by halving."""
-        places = torch.arange(self.order.shape[1], device=self.order.device).expand_as(self.order)
-        place = torch.empty_like(self.order).scatter_(1, self.order, places)
-        num_changed = self.changed.sum(dim=1)
-        can, cannot = torch.zeros_like(num_changed), num_changed + 1
-        for _ in range(int(num_changed.max()).bit_length()):
-            middle = (can + cannot) // 2
-            stays = self._stays(self._first_layer(self._mixed(place < middle[:, None])), slice(None))
-            can, cannot = torch.where(stays, middle, can), torch.where(stays, cannot, middle)
-        self.needed_place = can  # the next in order was tried, and the lead was lost
-        back = place < can[:, None]
-        self.first = self._first_layer(self._mixed(back))
-        self.changed &= ~back
-
-    def _mixed(self, back: Tensor) -> tuple[Tensor, Tensor]:
-        """The contributions with the features in `back` (B, F) as in the rows."""
-        return torch.where(back, self.own[0], self.now[0]), torch.where(back, self.own[1], self.now[1])
-
-    def take_back_one_by_one(self) -> None:
-        """What is left, each feature on its own."""
-        for place in range(self.order.shape[1]):
-            feature = self.order[:, place]
-            tried = self.changed.gather(1, feature[:, None])[:, 0] & (self.needed_place != place)
-            some = tried.nonzero()[:, 0]
-            if not len(some):
+    def _gains(self, slope: Tensor) -> Tensor:
+        """(F, B) by how much each change brings the desired class forward, about."""
+        gains = [(self.weight[: self.num_numbers] @ slope).mul_(self.moves)]
+        starts = [*self.layer.block_offsets.tolist(), len(self.weight) - self.num_numbers]
+        for column, category in enumerate(self.schema.categorical):
+            if category.immutable:  # never changes, and may have a thousand values
+                gains.append(slope.new_zeros(1, self.num_rows))
                 continue
-            feature = feature[some]
-            first = self.first[some]
-            for (index, factor), sign in ((self.own, 1.0), (self.now, -1.0)):
-                first.addcmul_(self.weight[index[some, feature]], factor[some, feature][:, None], value=sign)
-            stays = self._stays(first.clone(), some)
-            self.first[some[stays]] = first[stays]
-            self.changed[some[stays], feature[stays]] = False
-        self._write_back()
+            start, stop = (self.num_numbers + starts[place] for place in (column, column + 1))
+            by_value = self.weight[start:stop] @ slope
+            picked = [rows[self.num_numbers + column][None] - start for rows in (self.new_row, self.own_row)]
+            gains.append(by_value.gather(0, picked[0]) - by_value.gather(0, picked[1]))
+        return torch.cat(gains)
 
-    def _write_back(self) -> None:
-        kept = self.changed.cpu().numpy()
-        count = self.candidates.values.shape[1]
-        np.copyto(self.candidates.values, self.rows.values, where=~kept[:, :count])
-        np.copyto(self.candidates.codes, self.rows.codes, where=~kept[:, count:])
+    def _leads(self, first: Tensor, some: Tensor | slice) -> Tensor:
+        """By how much the desired class leads more than it must; the first layer is overwritten."""
+        return lead(self.inference.logits_from(first.T), self.desired[some]) - self.least_lead
 
-    def shrink_numbers(self) -> None:
-        """Each number that is still changed, towards the row's own value, by halving."""
-        for column, feature in enumerate(self.schema.continuous):
-            some = self.changed[:, column].nonzero()[:, 0]
-            if not len(some):
-                continue
-            picked = some.cpu().numpy()
-            x, start = self.rows.values[picked, column], self.candidates.values[picked, column]
-            first, weight = self.first[some], self.weight[column][None]
-            now, too_near = start.copy(), x.copy()
-            for _ in range(_HALVINGS):
-                middle = project_number(x, (too_near + now) / 2, feature)
-                steps = self._tensor(((middle - start) / feature.span).astype(np.float32))
-                stays: Mask = self._stays(torch.addcmul(first, weight, steps[:, None]), some).cpu().numpy()
-                now, too_near = np.where(stays, middle, now), np.where(stays, too_near, middle)
-            self.candidates.values[picked, column] = now
-            moved = self._tensor(((now - start) / feature.span).astype(np.float32))
-            self.first[some] = first.addcmul_(weight, moved[:, None])
+    def _add(self, first: Tensor, some: Tensor, features: Tensor, sign: float) -> None:
+        """Makes a change of each of some rows on their first layer, or takes it back."""
+        place = features * self.num_rows + some
+        weight_rows = torch.stack([rows.take(place) for rows in (self.new_row, self.own_row)], dim=1)
+        factors = torch.stack([self.new_factor.take(place), self.own_factor.take(place)], dim=1)
+        first.add_(F.embedding_bag(weight_rows, self.weight, mode="sum", per_sample_weights=factors), alpha=sign)
 
+    def change_until_desired(self) -> None:
+        """The most promising changes, one at a time; at the worst all of them, which is the candidate."""
+        active = torch.arange(self.num_rows, device=self.weight.device)
+        first, leads, gain = self.first, self.lead, self.gain
+        while len(active):
+            feature = likeliest(gain)
+            self.added.append(torch.full_like(self.desired, -1).index_copy_(0, active, feature))
+            self.lead_without[feature, active] = leads
+            self.kept[feature, active] = True
+            gain.scatter_(0, feature[None], -torch.inf)
+            self._add(first, active, feature, 1.0)
+            leads = self._leads(first.clone(), active)
+            if len(self.added) > 1:
+                self.first.index_copy_(0, active, first)
+            self.lead.index_copy_(0, active, leads)
+            # Where no change is left, all of the candidate is there: it leads, but for rounding.
+            left = ((leads <= 0) & (gain.amax(dim=0) > -torch.inf)).nonzero()[:, 0]
+            active, first, leads = (kept.index_select(0, left) for kept in (active, first, leads))
+            gain = gain.index_select(1, left)
 
-def _lead(probabilities: Tensor, desired: Tensor) -> Tensor:
-    """(B,) by how much the desired class leads the likeliest other, of (classes, B) probabilities."""
-    wanted = probabilities.gather(0, desired[None])[0]
-    if len(probabilities) == 2:
-        return 2 * wanted - 1
-    return wanted - probabilities.scatter(0, desired[None], -1.0).amax(dim=0)
+    def take_back_what_is_not_needed(self) -> None:
+        """Each change but the last, which is known to be needed: the least promising first."""
+        for number in range(len(self.added) - 2, -1, -1):
+            some = (self.added[number + 1] >= 0).nonzero()[:, 0]
+            feature, first = self.added[number].index_select(0, some), self.first.index_select(0, some)
+            self._add(first, some, feature, -1.0)
+            leads = self._leads(first.clone(), some)
+            self.lead_without[feature, some] = leads
+            spared = (leads > 0).nonzero()[:, 0]
+            back = some.index_select(0, spared)
+            self.first.index_copy_(0, back, first.index_select(0, spared))
+            self.lead.index_copy_(0, back, leads.index_select(0, spared))
+            self.kept[feature.index_select(0, spared), back] = False
+
+    def with_smaller_numbers(self) -> Encoded:
+        """The rows with the changes that are needed, and the number that can come nearest to its own value shrunk.
+
+        Of one number only: it takes up what the desired class leads by, and leaves nothing to the others.
+        """
+        kept = self.kept.cpu().numpy()
+        result = Encoded.like(self.rows)
+        for column in range(self.num_numbers):
+            own, new = self.rows.values[:, column], self.candidates.values[:, column]
+            result.values[:, column] = np.where(kept[column], new, own)
+        for column in range(len(self.schema.categorical)):
+            own, new = self.rows.codes[:, column], self.candidates.codes[:, column]
+            result.codes[:, column] = np.where(kept[self.num_numbers + column], new, own)
+        if self.num_numbers:
+            room = self.lead / (self.lead - self.lead_without[: self.num_numbers]) * self.moves.abs()
+            room = torch.where(self.kept[: self.num_numbers], room, 0.0)
+            shrinks = torch.where(room.amax(dim=0) > 0, likeliest(room), -1)
+            for column in range(self.num_numbers):
+                some = (shrinks == column).nonzero()[:, 0]
+                if len(some):
+                    result.values[some.cpu().numpy(), column] = self._shrunk(some, column)
+        return result
+
+    def _shrunk(self, some: Tensor, column: int) -> np.ndarray:
+        """A number's value for some rows: on its grid, near the last one at which the desired class still leads."""
+        feature, picked = self.schema.continuous[column], some.cpu().numpy()
+        x, start = self.rows.values[picked, column], self.candidates.values[picked, column]
+        first, weight = self.first.index_select(0, some), self.weight[column][None]
+        far, near = start, x  # the desired class leads at the first, and not at the second
+        far_lead, near_lead = self.lead[some].cpu().numpy(), self.lead_without[column, some].cpu().numpy()
+        for trial in range(_SHRINKING_TRIALS):
+            # Where a line through both ends crosses zero, a little on the safe side; in between, the middle.
+            share = 0.5 if trial % 2 else 0.98 * far_lead / (far_lead - near_lead)
+            value = project_number(x, far + (near - far) * share, feature)
+            moved = self._tensor(((value - start) / feature.span).astype(np.float32))
+            leads = self._leads(torch.addcmul(first, weight, moved[:, None]), some).cpu().numpy()
+            stays: Mask = leads > 0
+            far, near = np.where(stays, value, far), np.where(stays, near, value)
+            far_lead, near_lead = np.where(stays, leads, far_lead), np.where(stays, near_lead, leads)
+        return far

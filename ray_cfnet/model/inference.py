@@ -44,34 +44,93 @@ class Inference:
     @torch.inference_mode()
     def predict_from(self, first: Tensor) -> Prediction:
         """`predict` from the first layer on, which is overwritten."""
+        logits, z, p = self._from_first_layer(first)
+        return Prediction(torch.softmax(logits, dim=0), z, p)
+
+    @torch.inference_mode()
+    def logits_from(self, first: Tensor) -> Tensor:
+        """(classes, B) what softmax makes probabilities of. The first layer is overwritten."""
+        return self._from_first_layer(first)[0]
+
+    @torch.inference_mode()
+    def slope(self, first: Tensor, desired: Tensor) -> tuple[Tensor, Tensor]:
+        """The lead of the desired class (B,), and how it grows with each unit of the first layer: both (B, units)."""
+        net = self.net
+        if self._has_convolutions:
+            with torch.inference_mode(False), torch.enable_grad():
+                given, desired = first.clone().requires_grad_(), desired.clone()
+                p = net.predictor(net.encoder(net.encoder_in_activation(given)))
+                leads = lead(net.classifier(p.flatten(1)).T, desired)
+                (slope,) = torch.autograd.grad(leads.sum(), given)
+            return leads.detach(), slope
+        # By hand: autograd keeps more and takes longer.
+        passed: list[tuple[nn.Linear | nn.LeakyReLU, Tensor]] = []
+        x = first
+        for layer in chain(net.encoder_in_activation, net.encoder, net.predictor):
+            if isinstance(layer, nn.Linear | nn.LeakyReLU):
+                passed.append((layer, x))
+                x = layer(x)
+        logits, weight = _linear(net.classifier, x.T), net.classifier.weight
+        if len(weight) == 2:
+            slope = torch.outer((2 * desired - 1).to(x.dtype), weight[1] - weight[0])
+        else:
+            others = logits.scatter(0, desired[None], -torch.inf).argmax(dim=0)
+            slope = weight[desired] - weight[others]
+        for layer, given in reversed(passed):
+            if isinstance(layer, nn.Linear):
+                slope = slope @ layer.weight
+            else:
+                slope = torch.ops.aten.leaky_relu_backward(slope, given, layer.negative_slope, False)
+        return lead(logits, desired), slope
+
+    def _from_first_layer(self, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         net = self.net
         if self._has_convolutions:  # they want the rows first
             z = net.encoder(net.encoder_in_activation(first.T))
-            p, probabilities = net.predict(z)
-            return Prediction(probabilities.T, z, p)
+            p = net.predictor(z)
+            return net.classifier(p.flatten(1)).T, z, p
         z = _hidden(chain(net.encoder_in_activation, net.encoder), first)
         p = _hidden(net.predictor, z)
-        return Prediction(torch.softmax(_linear(net.classifier, p), dim=0), z, p)
+        return _linear(net.classifier, p), z, p
 
     @torch.inference_mode()
     def generate(self, rows: Rows, seen: Prediction) -> tuple[Tensor, list[Tensor]]:
         """The hard counterfactuals of predicted rows: numbers (C, B), and the codes (B,) of each category."""
         raw = self._raw(rows, seen)
-        numbers, *blocks = raw.split([self.net.layout.num_continuous, *self.net.layout.category_sizes])
-        return torch.sigmoid(numbers), [likeliest(block) for block in blocks]
+        layout = self.net.layout
+        numbers, *blocks, gates = raw.split([*layout.block_sizes, len(raw) - layout.width])
+        numbers, codes = torch.sigmoid(numbers), [likeliest(block) for block in blocks]
+        if self.net.gated:
+            changes = gates > 0
+            numbers = torch.where(changes[: layout.num_continuous], numbers, rows.continuous.T)
+            pairs = zip(changes[layout.num_continuous :], codes, rows.codes.unbind(1), strict=True)
+            codes = [torch.where(change, code, own) for change, code, own in pairs]
+        return numbers, codes
 
     def _raw(self, rows: Rows, seen: Prediction) -> Tensor:
         """g's output before its last activations, (D, B)."""
         net = self.net
         if self._has_convolutions:
-            return net.generate(seen.p, net.generator_latent(rows, seen.z)).T.contiguous()
+            return net.generate(seen.p, net.generator_latent(rows, seen.z), rows).T.contiguous()
         z = seen.z
         if net.generator_encoder is not None:
             first, *rest = net.generator_encoder
             assert isinstance(first, MixedLinear)  # noqa: S101
             z = _hidden(rest, _first_layer(first, rows))
-        hidden = _hidden(net.generator, torch.cat([seen.p, z]) if net.pass_prediction else z)
+        first, *rest = net.generator
+        assert isinstance(first, nn.Linear)  # noqa: S101
+        hidden = _linear(first, torch.cat([seen.p, z]) if net.pass_prediction else z)
+        if net.generator_skip is not None:
+            hidden += _first_layer(net.generator_skip, rows)
+        hidden = _hidden(rest, hidden)
         return _linear(net.generator_out, hidden)
+
+
+def lead(logits: Tensor, desired: Tensor) -> Tensor:
+    """(B,) by how much the desired class leads the likeliest other, of (classes, B) logits."""
+    if len(logits) == 2:
+        return (logits[1] - logits[0]) * (2 * desired - 1)
+    return logits.gather(0, desired[None])[0] - logits.scatter(0, desired[None], -torch.inf).amax(dim=0)
 
 
 def likeliest(scores: Tensor) -> Tensor:

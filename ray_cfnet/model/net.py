@@ -42,6 +42,11 @@ class Layout:
         return self.num_continuous + sum(self.category_sizes)
 
     @property
+    def block_sizes(self) -> list[int]:
+        """Widths of the parts of an encoded row: all numbers, then each category."""
+        return [self.num_continuous, *self.category_sizes]
+
+    @property
     def num_features(self) -> int:
         return self.num_continuous + len(self.category_sizes)
 
@@ -98,6 +103,7 @@ class MixedLinear(nn.Module):
 
 
 Block = Literal["linear", "conv"]
+GeneratorKind = Literal["plain", "gated"]
 
 
 def _blocks(sizes: Sequence[int], dropout: float, block: Block) -> nn.Sequential:
@@ -133,6 +139,7 @@ class CounterNet(nn.Module):
         separate: bool = False,
         pass_prediction: bool = True,
         block: Block = "linear",
+        generator_kind: GeneratorKind = "plain",
     ) -> None:
         super().__init__()
         self.layout = layout
@@ -148,7 +155,14 @@ class CounterNet(nn.Module):
         self.predictor = _blocks([z_width, *predictor], dropout, block)
         self.classifier = nn.Linear(p_width * positions, num_classes)
         self.generator = _blocks([p_width * self.pass_prediction + z_width, *generator], generator_dropout, block)
-        self.generator_out = nn.Linear(generator[-1] * positions, layout.width)
+        self.gated = generator_kind == "gated"
+        gates = layout.num_features if self.gated else 0
+        self.generator_out = nn.Linear(generator[-1] * positions, layout.width + gates)
+        self.generator_skip = MixedLinear(layout, generator[0] * positions) if self.gated else None
+        features = [*range(layout.num_continuous)]
+        for block, size in enumerate(layout.category_sizes):
+            features += [layout.num_continuous + block] * size
+        self.register_buffer("feature_of_column", torch.tensor(features, dtype=torch.int64), persistent=False)
         self.generator_encoder: nn.Sequential | None = None
         if separate:
             first = [MixedLinear(layout, encoder[0]), nn.LeakyReLU(), nn.Dropout(generator_dropout), signal]
@@ -182,7 +196,8 @@ class CounterNet(nn.Module):
     def generator_parts(self) -> list[nn.Module]:
         """The modules of g."""
         own_encoder = [self.generator_encoder] if self.generator_encoder is not None else []
-        return [*own_encoder, self.generator, self.generator_out]
+        skip = [self.generator_skip] if self.generator_skip is not None else []
+        return [*own_encoder, *skip, self.generator, self.generator_out]
 
     def set_dropout(self, *, predictor: bool, generator: bool) -> None:
         """Turns dropout of h and f, and of g, on or off; cheaper than `train`, which visits every module."""
@@ -207,27 +222,50 @@ class CounterNet(nn.Module):
         """The z that g looks at: that of h, or of its own encoder."""
         return z if self.generator_encoder is None else self.generator_encoder(rows)
 
-    def generate(self, p: Tensor, z: Tensor) -> Tensor:
-        """g's output before its last activations: (B, D)."""
+    def generate(self, p: Tensor, z: Tensor, rows: Rows | None = None) -> Tensor:
+        """g's output before its last activations: (B, D), and a gate a feature beside it where g is gated.
+
+        A gated g sees the rows too.
+        """
         seen = torch.cat([p, z], dim=1) if self.pass_prediction else z
-        return self.generator_out(self.generator(seen).flatten(1))
+        if self.generator_skip is None or rows is None:
+            return self.generator_out(self.generator(seen).flatten(1))
+        first, *rest = self.generator
+        hidden = first(seen) + self.generator_skip(rows)
+        for layer in rest:
+            hidden = layer(hidden)
+        return self.generator_out(hidden)
+
+    def gates(self, raw: Tensor) -> Tensor | None:
+        """(B, D) 1 where g changes a feature and 0 where it keeps the row's value; None: it changes all.
+
+        Hard, so that training sees what will be written; the gradient is that of the soft gate (straight-through).
+        """
+        if not self.gated:
+            return None
+        soft = torch.sigmoid(raw[:, self.layout.width :])
+        hard = (soft > 0.5).to(soft.dtype) + soft - soft.detach()
+        return hard.index_select(1, self.feature_of_column)
 
     def soft(self, raw: Tensor) -> Tensor:
         """The differentiable x': sigmoid for continuous columns, a softmax for each categorical block."""
         # One split, not a slice a block: its gradient is one concatenation.
-        numbers, *blocks = raw.split([self.layout.num_continuous, *self.layout.category_sizes], dim=1)
+        numbers, *blocks = raw[:, : self.layout.width].split(self.layout.block_sizes, dim=1)
         return torch.cat([torch.sigmoid(numbers), *(torch.softmax(block, dim=1) for block in blocks)], dim=1)
 
-    def hard(self, raw: Tensor) -> Rows:
-        """x' as rows: the likeliest category of each block."""
-        continuous = torch.sigmoid(raw[:, : self.layout.num_continuous])
-        codes = torch.empty(raw.shape[0], len(self.layout.category_sizes), dtype=torch.int64, device=raw.device)
-        for column, (start, size) in enumerate(zip(self.layout.block_starts, self.layout.category_sizes, strict=True)):
-            torch.argmax(raw[:, start : start + size], dim=1, out=codes[:, column])
-        return Rows(continuous, codes)
+    def hard(self, rows: Rows, raw: Tensor) -> Rows:
+        """x' as rows: the likeliest category of each block, and the row's own value where a gate keeps it."""
+        numbers, *blocks = raw[:, : self.layout.width].split(self.layout.block_sizes, dim=1)
+        found = Rows(torch.sigmoid(numbers), torch.empty_like(rows.codes))
+        for column, block in enumerate(blocks):
+            torch.argmax(block, dim=1, out=found.codes[:, column])
+        if not self.gated:
+            return found
+        changes = (raw[:, self.layout.width :] > 0).split([self.layout.num_continuous, len(blocks)], dim=1)
+        return Rows(*(torch.where(*parts) for parts in zip(changes, found, rows, strict=True)))
 
     def forward(self, rows: Rows) -> tuple[Tensor, Rows]:
         """(class probabilities, hard counterfactual rows)."""
         z = self.encode(rows)
         p, probabilities = self.predict(z)
-        return probabilities, self.hard(self.generate(p, self.generator_latent(rows, z)))
+        return probabilities, self.hard(rows, self.generate(p, self.generator_latent(rows, z), rows))

@@ -18,7 +18,7 @@ class SoftRules:
     """
 
     def __init__(self, schema: TableSchema, layout: Layout) -> None:
-        self.block_sizes = [layout.num_continuous, *layout.category_sizes]
+        self.block_sizes = layout.block_sizes
         self.lowest = torch.full((layout.width,), -torch.inf)
         self.highest = torch.full((layout.width,), torch.inf)
         self.room_down = torch.full((layout.width,), torch.inf)
@@ -60,7 +60,7 @@ class SoftRules:
         projected = torch.clamp(x_prime, lowest, highest)
         if self.directed_blocks:
             parts = list(projected.split(self.block_sizes, dim=1))
-            raw_parts = raw.split(self.block_sizes, dim=1)
+            raw_parts = raw[:, : x.shape[1]].split(self.block_sizes, dim=1)
             for column, penalty in self.directed_blocks.items():
                 parts[1 + column] = torch.softmax(raw_parts[1 + column] + penalty[codes[:, column]], dim=1)
             projected = torch.cat(parts, dim=1)

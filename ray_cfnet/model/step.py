@@ -167,9 +167,12 @@ class TwoStageUpdate:
         self, rows: Rows, x: Tensor, p: Tensor, z: Tensor, target: Tensor
     ) -> tuple[Tensor, Tensor]:
         """L2 and L3, summed over rows."""
-        raw = self.net.generate(p, self.net.generator_latent(rows, z))
+        raw = self.net.generate(p, self.net.generator_latent(rows, z), rows)
         x_prime = self.net.soft(raw)
         feasible = self.rules.project(x, rows.codes, raw, x_prime)
+        gates = self.net.gates(raw)
+        if gates is not None:
+            x_prime, feasible = torch.lerp(x, x_prime, gates), torch.lerp(x, feasible, gates)
         _, reached = self.net.predict(self.net.encode_dense(feasible))
         return self.class_loss(target, reached), self.proximity_loss(x_prime, x, reduction="sum") / x.shape[1]
 
