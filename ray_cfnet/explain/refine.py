@@ -22,7 +22,8 @@ from ray_cfnet.model.inference import Inference, lead, likeliest
 from ray_cfnet.model.net import Rows
 from ray_cfnet.tables.codec import CodeArray, Encoded, Mask, to_unit
 from ray_cfnet.tables.constraints import project_number
-from ray_cfnet.tables.schema import TableSchema
+from ray_cfnet.tables.schema import FloatArray, TableSchema
+from ray_cfnet.tables.usual import Bins, Usual
 
 _SHRINKING_TRIALS = 3
 """Of a number's way back. The lead is piecewise linear along it, so that few are enough."""
@@ -38,6 +39,9 @@ class Refiner:
     inference: Inference
     schema: TableSchema
     margin: float
+    usual: Usual | None = None
+    """With it, an answer is also no rarer than `plausibility` of the training rows, or than its candidate."""
+    plausibility: float = 0.0
 
     @cached_property
     def least_lead(self) -> float:
@@ -88,6 +92,7 @@ class _Trial:
         self.lead_without = torch.zeros_like(self.gain)
         self.added: list[Tensor] = []
         """(B,) the feature that each round has changed, -1 for none."""
+        self.usual = _UsualTrial(refiner, rows, candidates) if refiner.usual is not None else None
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.weight.device)
@@ -122,7 +127,8 @@ class _Trial:
         active = torch.arange(self.num_rows, device=self.weight.device)
         first, leads, gain = self.first, self.lead, self.gain
         while len(active):
-            feature = likeliest(gain)
+            promise = gain if self.usual is None else self.usual.promise(active, gain, leads)
+            feature = likeliest(promise)
             self.added.append(torch.full_like(self.desired, -1).index_copy_(0, active, feature))
             self.lead_without[feature, active] = leads
             self.kept[feature, active] = True
@@ -132,8 +138,11 @@ class _Trial:
             if len(self.added) > 1:
                 self.first.index_copy_(0, active, first)
             self.lead.index_copy_(0, active, leads)
+            enough = leads > 0
+            if self.usual is not None:
+                enough &= self.usual.change(active, feature)
             # Where no change is left, all of the candidate is there: it leads, but for rounding.
-            left = ((leads <= 0) & (gain.amax(dim=0) > -torch.inf)).nonzero()[:, 0]
+            left = (~enough & (gain.amax(dim=0) > -torch.inf)).nonzero()[:, 0]
             active, first, leads = (kept.index_select(0, left) for kept in (active, first, leads))
             gain = gain.index_select(1, left)
 
@@ -145,7 +154,10 @@ class _Trial:
             self._add(first, some, feature, -1.0)
             leads = self._leads(first.clone(), some)
             self.lead_without[feature, some] = leads
-            spared = (leads > 0).nonzero()[:, 0]
+            can = leads > 0
+            if self.usual is not None:
+                can = self.usual.take_back(some, feature, can)
+            spared = can.nonzero()[:, 0]
             back = some.index_select(0, spared)
             self.first.index_copy_(0, back, first.index_select(0, spared))
             self.lead.index_copy_(0, back, leads.index_select(0, spared))
@@ -188,6 +200,52 @@ class _Trial:
             moved = self._tensor(((value - start) / feature.span).astype(np.float32))
             leads = self._leads(torch.addcmul(first, weight, moved[:, None]), some).cpu().numpy()
             stays: Mask = leads > 0
+            if self.usual is not None:
+                stays &= self.usual.with_number(picked, column, value)
             far, near = np.where(stays, value, far), np.where(stays, near, value)
             far_lead, near_lead = np.where(stays, leads, far_lead), np.where(stays, near_lead, leads)
         return far
+
+
+class _UsualTrial:
+    """How usual the rows of a trial are with the changes made so far."""
+
+    def __init__(self, refiner: Refiner, rows: Encoded, candidates: Encoded) -> None:
+        assert refiner.usual is not None  # noqa: S101
+        self.counts = refiner.usual
+        self.own, self.new = self.counts.bins(rows), self.counts.bins(candidates)
+        self.now = self.own.copy()
+        self.weight = refiner.plausibility
+        self.least = np.minimum(self.counts.log_probability(self.new), self.counts.limit(refiner.plausibility))
+
+    def _enough(self, bins: Bins, some: CodeArray) -> Mask:
+        return self.counts.log_probability(bins) >= self.least[some]
+
+    def promise(self, some: Tensor, gain: Tensor, leads: Tensor) -> Tensor:
+        """(F, n) what changes bring: the share of what the desired class still lacks, and how usual the row gets."""
+        picked = some.numpy()
+        usual = torch.from_numpy(self.counts.gains(self.now[:, picked], self.new[:, picked]))
+        lacking = (-leads).clamp(min=0)
+        share = torch.where(lacking > 0, (gain / lacking).clamp(max=1.0), 0.0)
+        return torch.where(gain > -torch.inf, share + self.weight * usual, -torch.inf)
+
+    def change(self, some: Tensor, features: Tensor) -> Tensor:
+        """Makes a change of each of some rows; whether they are usual enough then."""
+        picked, column = some.numpy(), features.numpy()
+        self.now[column, picked] = self.new[column, picked]
+        return torch.from_numpy(self._enough(self.now[:, picked], picked))
+
+    def take_back(self, some: Tensor, features: Tensor, wanted: Tensor) -> Tensor:
+        """Takes a change of each of some rows back where that is wanted and leaves it usual enough; where it did."""
+        picked, column = some.numpy(), features.numpy()
+        bins = self.now[:, picked]
+        bins[column, np.arange(len(picked))] = self.own[column, picked]
+        done = wanted.numpy() & self._enough(bins, picked)
+        self.now[column[done], picked[done]] = self.own[column[done], picked[done]]
+        return torch.from_numpy(done)
+
+    def with_number(self, picked: CodeArray, column: int, values: FloatArray) -> Mask:
+        """Whether rows are usual enough with these values of a number."""
+        bins = self.now[:, picked]
+        bins[column] = np.searchsorted(self.counts.edges[column], values, side="right")
+        return self._enough(bins, picked)
