@@ -37,6 +37,7 @@ from ray_cfnet.cluster.ledger import UnitRecord
 from ray_cfnet.cluster.session import ray_session
 from ray_cfnet.commands import run_explain
 from ray_cfnet.config import Config
+from ray_cfnet.config import Explain as ExplainSettings
 from ray_cfnet.explain.columns import dictionary_columns, output_schema, type_metadata
 from ray_cfnet.explain.explainer import Explainer, tensors
 from ray_cfnet.model.bundle import Bundle, Settings, make_net
@@ -71,7 +72,11 @@ KINDS: list[dict[str, Any]] = [
 def config_of(num_features: int) -> Config:
     features = {f"f{i:02}": KINDS[i % len(KINDS)] for i in range(num_features)}
     return Config.model_validate(
-        {"table": {"path": "generated", "target": "y", "keys": ["id"], "features": features}, "training": {"epochs": 1}}
+        {
+            "table": {"path": "generated", "target": "y", "keys": ["id"], "features": features},
+            "training": {"epochs": 1},
+            "explain": {"refine": "none"},
+        }
     )
 
 
@@ -197,7 +202,7 @@ def roof_ratio(work: Path, num_features: int, num_rows: int) -> dict[str, float]
 def refine_ratio(work: Path, num_features: int, num_rows: int) -> dict[str, float]:
     file = write_input(work, num_features, num_rows, 500_000)
     bundle = trained_bundle(num_features)
-    explainers = {"refined": Explainer(bundle, None, refine=True), "bare": Explainer(bundle, None)}
+    explainers = {"refined": Explainer(bundle, None, ExplainSettings()), "bare": Explainer(bundle, None)}
     steps: dict[str, Explain] = {
         name: lambda table, explainer=explainer: explainer.explain_table(table, "run")[0]  # type: ignore[misc]
         for name, explainer in explainers.items()

@@ -170,7 +170,7 @@ class Model(_Section):
     block: Literal["linear", "conv"] = Field(default="linear", description="conv: ablation Conv")
     generator_kind: Literal["plain", "gated"] = Field(
         default="plain",
-        description="plain: the paper's g; gated: it sees the row too, and chooses for each feature to change or keep it",
+        description="plain: the paper's g; gated: it sees the row too, and decides which features to change",
     )
 
     @classmethod
@@ -268,11 +268,29 @@ class Explain(_Section):
     """What to explain and how the work is cut."""
 
     desired: Label = Field(default="opposite", description="opposite, or the class every row should reach")
+    only: str = Field(
+        default="all",
+        description="all, or pred_label=CLASS: only rows with this prediction; the others are passed through with it",
+    )
     refine: Literal["sparse", "none"] = Field(
-        default="none", description="sparse: feasible counterfactuals lose every change that is not needed"
+        default="sparse",
+        description="sparse: a feasible counterfactual changes no more than it needs; none: as projected",
     )
     margin: float = Field(
         default=0.0, ge=0, lt=0.5, description="refining keeps the desired class this far above its threshold"
+    )
+    plausibility: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="refining avoids combinations of values that are rarer than this share of the training rows",
+    )
+    repair: bool = Field(
+        default=True,
+        description="search on where the network's own counterfactual fails within the rules",
+    )
+    num_options: int = Field(
+        default=1, ge=1, le=5, description="feasible counterfactuals per row that change different features"
     )
     unit_rows: int = Field(default=500_000, ge=1, description="rows per work unit, about")
     max_reject_fraction: float = Field(

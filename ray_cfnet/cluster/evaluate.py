@@ -20,6 +20,7 @@ from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.model.metrics import EvaluationSums, Manifold
 from ray_cfnet.model.robustness import StabilitySums
 from ray_cfnet.model.trivial import TrivialAnswers
+from ray_cfnet.tables.codec import Encoded
 from ray_cfnet.tables.plan import Source, Unit, check_columns
 from ray_cfnet.tables.schema import TableSchema
 from ray_cfnet.tables.split import SpacedRows, SplitName, expected_rows
@@ -67,9 +68,7 @@ class EvaluateUnit:
     def explainer(self) -> Explainer:
         torch.set_num_threads(1)
         bundle = ray.get(self.bundle)
-        if self.written is None:
-            return Explainer(bundle, self.desired)
-        return Explainer(bundle, self.desired, self.written.refine == "sparse", self.written.margin)
+        return Explainer(bundle, self.desired, self.written)
 
     @cached_property
     def manifold(self) -> Manifold | None:
@@ -117,12 +116,28 @@ class EvaluateUnit:
         return unit.number, sums, measures if settings is not None else None
 
 
+def reference_rows(source: Source, bundle: Bundle, whole: config.Config) -> Encoded:
+    """Training rows, all or evenly spaced ones, that stand for what is usual. Needs a Ray session."""
+    cut, schema = bundle.settings.split, bundle.schema
+    every = max(1, round(source.num_rows * cut.train / MANIFOLD_REFERENCE_ROWS))
+    unit = ReferenceUnit(SplitReader.of(source, whole.table, cut, "train"), schema, every)
+    # Units get ready in any order; by number, the same table always gives the same figures to the last digit.
+    parts = sorted(map_units(source.units(whole.explain.unit_rows), unit, whole.cluster), key=lambda part: part[0])
+    return concatenated([rows for _, rows in parts], schema).encoded
+
+
 def evaluate(
-    source: Source, bundle: Bundle, whole: config.Config, split: SplitName | None, everything: bool = False
+    source: Source,
+    bundle: Bundle,
+    whole: config.Config,
+    split: SplitName | None,
+    everything: bool = False,
+    reference: Encoded | None = None,
 ) -> dict[str, Any]:
     """Metrics of a bundle on a split of the table, or on all of it. Needs a Ray session.
 
-    Basic ones, which depend on nothing but rows and bundle, or `everything`. Raises InputError when the
+    Basic ones, which depend on nothing but rows and bundle, or `everything`; `reference` rows are read if they are not
+    given. Raises InputError when the
     columns do not fit the bundle or the split is empty.
     """
     schema = bundle.schema
@@ -132,22 +147,18 @@ def evaluate(
     check_columns(source, needed)
     columns = list(needed)
     units = source.units(whole.explain.unit_rows)
-
     cut = bundle.settings.split  # the rows it was trained on are known to the bundle alone
-    every = max(1, round(source.num_rows * cut.train / MANIFOLD_REFERENCE_ROWS))
-    reference_unit = ReferenceUnit(SplitReader.of(source, whole.table, cut, "train"), schema, every)
-    # Units get ready in any order; by number, the same table always gives the same figures to the last digit.
-    references = sorted(map_units(units, reference_unit, whole.cluster), key=lambda part: part[0])
-    reference = concatenated([rows for _, rows in references], schema)
+    if reference is None:
+        reference = reference_rows(source, bundle, whole)
     evaluate_unit = EvaluateUnit(
         SplitReader.of(source, whole.table, cut, split),
         columns,
         ray.put(bundle),
-        ray.put(reference.encoded) if len(reference) else None,
+        ray.put(reference) if len(reference) else None,
         bundle.desired_for(whole.explain.desired),
         list(accumulate((_rows_of(unit, cut, split, source.num_rows) for unit in units), initial=0)),
         whole.evaluate if everything else None,
-        whole.explain if everything else None,
+        whole.explain.model_copy(update={"only": "all"}) if everything else None,
     )
     parts: list[tuple[int, EvaluationSums]] = []
     measures = Measures(whole.evaluate.second_order_threshold, StabilitySums(whole.evaluate.epsilons))

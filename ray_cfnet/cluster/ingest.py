@@ -88,7 +88,8 @@ def fit(source: Source, whole: config.Config) -> TableSchema:
     for part in map_units(source.units(whole.explain.unit_rows), FitUnit(reader), whole.cluster):
         stats.merge(part)
     schema = fit_schema(table, source.schema, stats, whole.training.max_reject_fraction)
-    output_schema(schema, source.schema)  # names that explain could not write must not cost a training run
+    # Names that explain could not write must not cost a training run.
+    output_schema(schema, source.schema, whole.explain.num_options)
     return schema
 
 

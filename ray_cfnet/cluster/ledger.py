@@ -206,7 +206,8 @@ def totals(records: list[UnitRecord]) -> dict[str, Any]:
         status.update(record.status)
         changed.update(record.changed)
     rows_out, told = sum(record.rows_out for record in records), status["ok"]
-    wanted = rows_out - status["already_desired"]
+    explained = rows_out - status["not_selected"]
+    wanted = explained - status["already_desired"]
     distance = sum(record.fcf_distance for record in sorted(records, key=lambda record: record.number))
     return {
         "rows_in": sum(record.rows_in for record in records),
@@ -215,7 +216,7 @@ def totals(records: list[UnitRecord]) -> dict[str, Any]:
         "rejects": dict(rejects),
         "row_status": dict(status),
         "row_status_share": {name: _share(count, rows_out) for name, count in status.items()},
-        "cf_validity": _share(sum(record.cf_valid for record in records), rows_out),
+        "cf_validity": _share(sum(record.cf_valid for record in records), explained),
         "fcf_validity": _share(told, wanted),
         "mean_fcf_distance": _share(distance, told),
         "changed_features": {name: _share(count, told) for name, count in changed.most_common(_MOST_CHANGED)},

@@ -26,7 +26,8 @@ from ray_cfnet.cluster.manifest import make_manifest
 from ray_cfnet.cluster.units import unit_outcomes
 from ray_cfnet.errors import InputError, JobError, RayCfnetError
 from ray_cfnet.explain.columns import ROW_STATUS, dictionary_columns, output_schema, rejects_schema, type_metadata
-from ray_cfnet.explain.explainer import Explainer, Explanations
+from ray_cfnet.explain.explainer import Explainer
+from ray_cfnet.explain.explanations import Explanations
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.tables.ahead import Ahead
 from ray_cfnet.tables.delta import check_format, prepare_delta
@@ -62,7 +63,7 @@ class ExplainUnit:
         bundle = Bundle.load(self.bundle_place)
         if self.use_gpu:
             bundle.net.to("cuda")
-        return Explainer(bundle, self.desired, self.settings.refine == "sparse", self.settings.margin)
+        return Explainer(bundle, self.desired, self.settings)
 
     def expect(self, unit: Unit) -> None:
         """Lets the bytes of a later unit come from the disk while this one computes."""
@@ -92,7 +93,7 @@ class ExplainUnit:
         schema = self.explainer.schema
         dictionaries = [feature.name for feature in schema.categorical]
         record = UnitRecord(unit.number, unit.partition)
-        written = output_schema(schema, self.columns)
+        written = output_schema(schema, self.columns, self.settings.num_options)
         explained = _Part(self.run, self.run.explained_file(unit), written, dictionary_columns(schema, written))
         rejected = _Part(self.run, self.run.rejects_file(unit), rejects_schema(self.columns), True)
         batches = Ahead(read_unit(self.root, unit, self.columns.names, dictionaries, READ_ROWS))
@@ -177,7 +178,7 @@ def explain(source: Source, bundle_place: Location, whole: config.Config, on_uni
     check_columns(source, {**types, **dict.fromkeys(schema.keys)}, narrower=True)
     columns = common_columns(source)
     check_columns(source.read_as(columns), types)
-    written = output_schema(schema, columns)
+    written = output_schema(schema, columns, whole.explain.num_options)
     output = Location.of(whole.output.path)
     if output.is_within(source.root) and not source.is_file:
         raise InputError(

@@ -15,12 +15,13 @@ import ray.train.torch
 from ray_cfnet import config
 from ray_cfnet.cluster.board import board
 from ray_cfnet.cluster.checkpoint import load_history, load_weights
-from ray_cfnet.cluster.evaluate import evaluate
+from ray_cfnet.cluster.evaluate import evaluate, reference_rows
 from ray_cfnet.cluster.history import write_history
 from ray_cfnet.cluster.ingest import SPARE_CPU, EncodedTable, fit
 from ray_cfnet.cluster.loop import diverged, train_worker
 from ray_cfnet.cluster.shards import Blocks
 from ray_cfnet.errors import ConfigError, InputError, JobError, last_line
+from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.model.bundle import Bundle, Settings, desired_index, make_net
 from ray_cfnet.model.store import MODELS
 from ray_cfnet.tables.plan import Source
@@ -63,7 +64,9 @@ def train(source: Source, whole: config.Config, on_epoch: OnEpoch) -> Trained:
         run.delete()
         raise JobError(f"training diverged in epoch {len(history)}; lower training.learning_rate")
     best_epoch = max(history, key=lambda metrics: metrics["standing"])["epoch"]
-    tested = evaluate(source, bundle, whole, "test")
+    reference = reference_rows(source, bundle, whole)
+    bundle.reference = Explainer(bundle, bundle.desired).reference(reference)
+    tested = evaluate(source, bundle, whole, "test", reference=reference)
     bundle.metrics = {**tested, "best_epoch": best_epoch, "train_rows": history[-1]["num_rows"]}
     place = bundle.save(store)
     write_history(place, history)

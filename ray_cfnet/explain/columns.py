@@ -4,17 +4,20 @@ docs/columns.md tells what each means.
 """
 
 import base64
+import re
+from collections.abc import Iterator
 
 import pyarrow as pa
 
 from ray_cfnet.errors import InputError
 from ray_cfnet.tables.schema import Continuous, TableSchema, value_type
 
+_PREFIX = re.compile(r"^f?cf\d*_")
 REJECT_COLUMNS = ("reject_reason", "reject_column")
-ROW_STATUS = ("ok", "already_desired", "no_feasible_cf")
+ROW_STATUS = ("ok", "already_desired", "no_feasible_cf", "not_selected")
 
 
-def added_fields(schema: TableSchema, columns: pa.Schema) -> list[pa.Field]:
+def added_fields(schema: TableSchema, columns: pa.Schema, num_options: int = 1) -> list[pa.Field]:
     """The added columns, in order; counterfactual columns have the type of their feature in the input."""
     types = {name: value_type(columns.field(name).type) for name in schema.feature_names}
     # A predicted probability is told as a class.
@@ -25,23 +28,33 @@ def added_fields(schema: TableSchema, columns: pa.Schema) -> list[pa.Field]:
         *(pa.field(f"cf_{name}", types[name]) for name in schema.feature_names),
         pa.field("cf_valid", pa.bool_()),
         pa.field("cf_proba", pa.float32()),
-        *(pa.field(f"fcf_{name}", types[name]) for name in schema.feature_names),
-        pa.field("fcf_valid", pa.bool_()),
-        pa.field("fcf_proba", pa.float32()),
-        pa.field("fcf_num_changed", pa.int32()),
-        pa.field("fcf_distance", pa.float32()),
+        *(field for prefix in option_prefixes(num_options) for field in _feasible_fields(prefix, types)),
         pa.field("row_status", pa.string()),
         pa.field("model_id", pa.string()),
         pa.field("run_id", pa.string()),
     ]
 
 
-def output_schema(schema: TableSchema, columns: pa.Schema) -> pa.Schema:
+def option_prefixes(num_options: int) -> list[str]:
+    """What the columns of each feasible counterfactual begin with."""
+    return ["fcf_", *(f"fcf{number}_" for number in range(2, num_options + 1))]
+
+
+def _feasible_fields(prefix: str, types: dict[str, pa.DataType]) -> Iterator[pa.Field]:
+    for name, arrow_type in types.items():
+        yield pa.field(f"{prefix}{name}", arrow_type)
+    yield pa.field(f"{prefix}valid", pa.bool_())
+    yield pa.field(f"{prefix}proba", pa.float32())
+    yield pa.field(f"{prefix}num_changed", pa.int32())
+    yield pa.field(f"{prefix}distance", pa.float32())
+
+
+def output_schema(schema: TableSchema, columns: pa.Schema, num_options: int = 1) -> pa.Schema:
     """Passed-through columns, unchanged and in their order, then the added ones.
 
     Raises InputError when the input already has a column of such a name.
     """
-    added = added_fields(schema, columns)
+    added = added_fields(schema, columns, num_options)
     names = [*(field.name for field in added), *REJECT_COLUMNS]
     taken = [name for name in names if name in columns.names]
     if taken:
@@ -78,8 +91,10 @@ def dictionary_columns(schema: TableSchema, declared: pa.Schema) -> list[str]:
     Keys, probabilities, distances and numbers without a grid hardly repeat: the writer would fill a dictionary with
     them, find it too large, and write the values after all.
     """
-    distinct = {*schema.keys, "pred_proba", "cf_proba", "fcf_proba", "fcf_distance"}
+    distinct = {*schema.keys, "pred_proba"}
+    made = {"proba", "distance"}
     for feature in schema.features:
         if isinstance(feature, Continuous) and feature.grid is None:
-            distinct |= {feature.name, f"cf_{feature.name}", f"fcf_{feature.name}"}
-    return [name for name in declared.names if name not in distinct]
+            distinct.add(feature.name)
+            made.add(feature.name)
+    return [name for name in declared.names if name not in distinct and _PREFIX.sub("", name) not in made]

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ray_cfnet.explain.explainer import Explainer, Explanations, tensors
+from ray_cfnet.explain.explainer import Explainer, tensors
+from ray_cfnet.explain.explanations import Explanations
 from ray_cfnet.model.distinct import DistinctAnswers
 from ray_cfnet.model.metrics import ChangeSums, EvaluationSums, Manifold, encoded_width, second_order
 from ray_cfnet.model.robustness import StabilitySums

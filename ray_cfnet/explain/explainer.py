@@ -3,20 +3,31 @@
 Every flag and probability is computed on the values that are written: rounded, typed and encoded anew.
 """
 
-from dataclasses import dataclass, fields
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from ray_cfnet.explain.columns import ROW_STATUS, output_schema, rejects_schema
-from ray_cfnet.explain.refine import Refiner
+from ray_cfnet import config
+from ray_cfnet.errors import BundleError, ConfigError
+from ray_cfnet.explain.columns import ROW_STATUS, option_prefixes, output_schema, rejects_schema
+from ray_cfnet.explain.explanations import (
+    ALREADY_DESIRED,
+    NO_FEASIBLE_CF,
+    NUM_REASONS,
+    OK,
+    Explanations,
+    Floats,
+    Option,
+)
+from ray_cfnet.explain.options import OptionFinder, is_new, nearest_first
+from ray_cfnet.explain.refine import Refiner, least_lead
+from ray_cfnet.explain.repair import Repairer
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.model.inference import Inference, likeliest
 from ray_cfnet.model.metrics import distances, num_changed
 from ray_cfnet.model.net import Rows
+from ray_cfnet.model.reference import Reference
 from ray_cfnet.tables.codec import (
     REJECT_REASONS,
     CodeArray,
@@ -38,81 +49,57 @@ from ray_cfnet.tables.schema import TableSchema
 BATCH_ROWS = 16_384
 """Rows per forward pass: large enough to be vectorised, small enough to stay in the processor's cache."""
 
-_OK, _ALREADY_DESIRED, _NO_FEASIBLE_CF = range(len(ROW_STATUS))
-
-Floats = npt.NDArray[np.float32]
-
-
-@dataclass
-class Explanations:
-    """What is known about N scored rows, still as numbers."""
-
-    rows: Encoded
-    predicted: npt.NDArray[np.int64]
-    probability: Floats
-    """Of the predicted class."""
-    cf: Encoded
-    cf_valid: Mask
-    cf_probability: Floats
-    """Of the desired class, at the counterfactual."""
-    fcf: Encoded
-    fcf_valid: Mask
-    fcf_probability: Floats
-    status: npt.NDArray[np.int8]
-
-    @classmethod
-    def to_fill(cls, rows: Encoded) -> "Explanations":
-        """Room for what will be known about rows: batches write into it, and nothing has to be joined."""
-        num_rows = len(rows)
-        return cls(
-            rows,
-            np.empty(num_rows, dtype=np.int64),
-            np.empty(num_rows, dtype=np.float32),
-            Encoded.like(rows),
-            np.empty(num_rows, dtype=bool),
-            np.empty(num_rows, dtype=np.float32),
-            Encoded.like(rows),
-            np.empty(num_rows, dtype=bool),
-            np.empty(num_rows, dtype=np.float32),
-            np.empty(num_rows, dtype=np.int8),
-        )
-
-    @property
-    def has_fcf(self) -> Mask:
-        """Rows with a feasible counterfactual to tell; the others' `fcf` values mean nothing."""
-        return self.status == _OK
-
-    @property
-    def wants_fcf(self) -> Mask:
-        return self.status != _ALREADY_DESIRED
-
-    def take(self, index: Mask | slice) -> "Explanations":
-        """Some of the rows; of a slice, views."""
-        picked: dict[str, Any] = {}
-        for item in fields(self):
-            column = getattr(self, item.name)
-            picked[item.name] = column.take(index) if isinstance(column, Encoded) else column[index]
-        return Explanations(**picked)
-
 
 class Explainer:
     """Applies a bundle to Arrow data. Pure: the same rows always give the same columns."""
 
-    def __init__(self, bundle: Bundle, desired: int | None, refine: bool = False, margin: float = 0.0) -> None:
+    def __init__(self, bundle: Bundle, desired: int | None, settings: config.Explain | None = None) -> None:
+        """Without `settings`, what the network gives, projected: nothing is refined, repaired or left out."""
         self.bundle = bundle
         self.schema = bundle.schema
         self.net = bundle.net.eval()
         self.device = next(bundle.net.parameters()).device
         self.desired = desired
+        self.num_options = settings.num_options if settings is not None else 1
         self._inference = Inference(self.net)
-        self._refiner = Refiner(self._inference, self.schema, margin) if refine else None
+        self._refiner: Refiner | None = None
+        self._repairer: Repairer | None = None
+        self._only: int | None = None
+        if settings is not None:
+            self._only = selected_class(settings.only, self.schema)
+            self._search_with(settings)
+
+    def _search_with(self, settings: config.Explain) -> None:
+        reference = self.bundle.reference
+        if reference is None and (settings.plausibility > 0 or settings.num_options > 1):
+            raise BundleError(
+                f"bundle {self.bundle.id} keeps no training rows: it cannot serve explain.plausibility or num_options",
+                "train it again with this version, or set explain.plausibility: 0 and explain.num_options: 1",
+            )
+        if settings.refine == "sparse":
+            usual = reference.usual if reference is not None and settings.plausibility > 0 else None
+            self._refiner = Refiner(self._inference, self.schema, settings.margin, usual, settings.plausibility)
+        if settings.repair and reference is not None:
+            self._repairer = Repairer(self._inference, self.schema, reference, least_lead(settings.margin))
 
     def explain(self, rows: Encoded) -> Explanations:
         """Explains rows without rejects."""
-        found = Explanations.to_fill(rows)
+        found = Explanations.to_fill(rows, self.num_options)
         for start in range(0, len(rows), BATCH_ROWS):
-            self._explain_batch(found.take(slice(start, start + BATCH_ROWS)))
+            batch = found.take(slice(start, start + BATCH_ROWS))
+            if self._only is None:
+                self._explain_batch(batch)
+            else:
+                self._explain_selected(batch, self._only)
         return found
+
+    def _explain_selected(self, found: Explanations, only: int) -> None:
+        """Explains the rows of one predicted class; of the others only the prediction is filled in."""
+        found.predicted[:], found.probability[:] = self._predicted(found.rows)
+        chosen = found.predicted == only
+        part = Explanations.to_fill(found.rows.take(chosen), self.num_options)
+        self._explain_batch(part)
+        found.put(chosen, part)
 
     def _explain_batch(self, found: Explanations) -> None:
         """Fills in what is to be known about `found.rows`."""
@@ -129,19 +116,37 @@ class Explainer:
         self._prove(found.cf, desired, found.cf_valid, found.cf_probability)
         project(found.rows, found.cf, self.schema, out=found.fcf)
         self._prove(found.fcf, desired, found.fcf_valid, found.fcf_probability)
-        if self._refiner is not None:
-            self._refine(self._refiner, found, desired)
-        found.status[:] = np.where(found.fcf_valid, _OK, _NO_FEASIBLE_CF)
-        found.status[found.predicted == desired] = _ALREADY_DESIRED
+        asking = found.predicted != desired
+        if self._repairer is not None:
+            self._repair(self._repairer, found, desired, np.flatnonzero(asking & ~found.fcf_valid))
+        told = np.flatnonzero(asking & found.fcf_valid)
+        candidates = found.fcf.take(told)
+        self._refine(found, desired, told)
+        if self.num_options > 1:
+            self._find_options(found, desired, told, candidates)
+        found.status[:] = np.where(found.fcf_valid, OK, NO_FEASIBLE_CF)
+        found.status[~asking] = ALREADY_DESIRED
+        stuck = np.flatnonzero(found.status == NO_FEASIBLE_CF)
+        if len(stuck):
+            found.binding[stuck] = binding_features(found.cf.take(stuck), found.fcf.take(stuck), self.schema)
 
     def predicted(self, rows: Encoded) -> CodeArray:
         """(N,) the predicted classes of rows without rejects."""
-        classes = np.empty(len(rows), dtype=np.int64)
+        return self._predicted(rows)[0]
+
+    def _predicted(self, rows: Encoded) -> tuple[CodeArray, Floats]:
+        """(N,) the predicted classes, and their probabilities."""
+        classes, probability = np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.float32)
         for start in range(0, len(rows), BATCH_ROWS):
             part = slice(start, start + BATCH_ROWS)
             probabilities = self._inference.predict(self._tensors(rows.take(part))).probabilities
-            classes[part] = _numpy(likeliest(probabilities))
-        return classes
+            likely = likeliest(probabilities)
+            classes[part], probability[part] = _numpy(likely), _of_classes(probabilities, likely)
+        return classes, probability
+
+    def reference(self, rows: Encoded) -> Reference:
+        """What the bundle is to remember of these training rows."""
+        return Reference.of(rows, *self._predicted(rows), self.schema)
 
     def wanted(self, predicted: CodeArray) -> CodeArray:
         """(N,) the classes that rows of these predicted classes should reach."""
@@ -157,18 +162,49 @@ class Explainer:
         np.equal(_numpy(likeliest(probabilities)), desired, out=valid)
         probability[:] = _of_classes(probabilities, torch.from_numpy(desired).to(self.device))
 
-    def _refine(self, refiner: Refiner, found: Explanations, desired: CodeArray) -> None:
-        """Takes back changes of the rows that have a feasible counterfactual."""
-        some = np.flatnonzero(found.fcf_valid & (found.predicted != desired))
-        if not len(some):
+    def _refine(self, found: Explanations, desired: CodeArray, some: CodeArray) -> None:
+        """Leaves out changes of the rows that have a feasible counterfactual."""
+        if self._refiner is None or not len(some):
             return
-        refined = refiner.refined(found.rows.take(some), found.fcf.take(some), desired[some])
-        valid, probability = np.empty(len(some), dtype=bool), np.empty(len(some), dtype=np.float32)
-        self._prove(refined, desired[some], valid, probability)
+        refined = self._refiner.refined(found.rows.take(some), found.fcf.take(some), desired[some])
+        valid, probability = self._proof(refined, desired[some])
         # Trials add up in another order than the proof: one that does not hold to the last digit is not taken.
         some = some[valid]
         found.fcf.values[some], found.fcf.codes[some] = refined.values[valid], refined.codes[valid]
         found.fcf_probability[some] = probability[valid]
+
+    def _repair(self, repairer: Repairer, found: Explanations, desired: CodeArray, some: CodeArray) -> None:
+        """Searches for the rows whose feasible counterfactual does not reach the desired class."""
+        if not len(some):
+            return
+        repaired, _ = repairer.repaired(found.rows.take(some), found.fcf.take(some), desired[some])
+        valid, probability = self._proof(repaired, desired[some])
+        some = some[valid]
+        found.fcf.values[some], found.fcf.codes[some] = repaired.values[valid], repaired.codes[valid]
+        found.fcf_valid[some], found.fcf_probability[some] = True, probability[valid]
+
+    def _find_options(self, found: Explanations, desired: CodeArray, some: CodeArray, candidates: Encoded) -> None:
+        """Further feasible counterfactuals of the rows that have one, the nearest first."""
+        if self._repairer is None or not len(some):
+            return
+        rows, wanted = found.rows.take(some), desired[some]
+        finder = OptionFinder(self.schema, self._repairer, self._refiner)
+        proven = [Option(found.fcf.take(some), np.ones(len(some), dtype=bool), found.fcf_probability[some])]
+        for fcf in finder.others(rows, proven[0].fcf, candidates, wanted, self.num_options - 1):
+            valid, probability = self._proof(fcf, wanted)
+            proven.append(Option(fcf, valid & is_new(rows, fcf, proven), probability))
+        first, *others = nearest_first(rows, proven, self.schema)
+        found.fcf.values[some], found.fcf.codes[some] = first.fcf.values, first.fcf.codes
+        found.fcf_probability[some] = first.probability
+        for option, other in zip(found.options, others, strict=True):
+            option.fcf.values[some], option.fcf.codes[some] = other.fcf.values, other.fcf.codes
+            option.exists[some], option.probability[some] = other.exists, other.probability
+
+    def _proof(self, candidates: Encoded, desired: CodeArray) -> tuple[Mask, Floats]:
+        """Whether each candidate is predicted as desired, and with which probability."""
+        valid, probability = np.empty(len(desired), dtype=bool), np.empty(len(desired), dtype=np.float32)
+        self._prove(candidates, desired, valid, probability)
+        return valid, probability
 
     def _tensors(self, rows: Encoded) -> Rows:
         """Encoded rows for inference: columns stay contiguous."""
@@ -192,26 +228,33 @@ class Explainer:
         )
 
     def _output(self, table: pa.Table, found: Explanations, run_id: str) -> pa.Table:
-        schema = output_schema(self.schema, table.schema)
+        schema = output_schema(self.schema, table.schema, self.num_options)
         types = {name: table.schema.field(name).type for name in self.schema.feature_names}
         classes, label_type = self.schema.target.classes, schema.field("pred_label").type
-        has_fcf = bitmap(found.has_fcf)
-        cf, fcf = decode(found.cf, self.schema, types), decode(found.fcf, self.schema, types, has_fcf)
+        explained, wants_fcf = bitmap(found.is_explained), bitmap(found.wants_fcf)
+        cf = decode(found.cf, self.schema, types, explained)
         added = {
             "pred_label": label_column(found.predicted, classes, label_type),
             "pred_proba": pa.array(found.probability),
             **{f"cf_{name}": column for name, column in cf.items()},
-            "cf_valid": pa.array(found.cf_valid),
-            "cf_proba": pa.array(found.cf_probability),
-            **{f"fcf_{name}": column for name, column in fcf.items()},
-            "fcf_valid": flag_column(found.has_fcf, bitmap(found.wants_fcf)),
-            "fcf_proba": number_column(found.fcf_probability, has_fcf),
-            "fcf_num_changed": number_column(num_changed(found.rows, found.fcf), has_fcf),
-            "fcf_distance": number_column(distances(found.rows, found.fcf, self.schema).astype(np.float32), has_fcf),
+            "cf_valid": flag_column(found.cf_valid, explained),
+            "cf_proba": number_column(found.cf_probability, explained),
             "row_status": label_column(found.status, ROW_STATUS, pa.string()),
             "model_id": _constant(self.bundle.id, len(table)),
             "run_id": _constant(run_id, len(table)),
         }
+        ways = [Option(found.fcf, found.has_fcf, found.fcf_probability), *found.options]
+        for prefix, way in zip(option_prefixes(self.num_options), ways, strict=True):
+            exists = bitmap(way.exists)
+            values = decode(way.fcf, self.schema, types, exists)
+            far = distances(found.rows, way.fcf, self.schema).astype(np.float32)
+            added |= {f"{prefix}{name}": column for name, column in values.items()}
+            added |= {
+                f"{prefix}valid": flag_column(way.exists, wants_fcf),
+                f"{prefix}proba": number_column(way.probability, exists),
+                f"{prefix}num_changed": number_column(num_changed(found.rows, way.fcf), exists),
+                f"{prefix}distance": number_column(far, exists),
+            }
         names = schema.names[len(table.schema) :]
         return pa.table([*table.columns, *(added[name] for name in names)], names=schema.names)
 
@@ -221,6 +264,28 @@ class Explainer:
         columns = label_column(rejects.feature[bad], tuple(self.schema.feature_names), pa.string())
         names = rejects_schema(rejected.schema).names
         return pa.table([*rejected.columns, reasons, columns], names=names)
+
+
+def selected_class(only: str, schema: TableSchema) -> int | None:
+    """The class that `explain.only` names; None for all. Raises ConfigError when there is no such class."""
+    if only == "all":
+        return None
+    column, _, label = only.partition("=")
+    names = [str(name) for name in schema.target.classes]
+    if column != "pred_label" or label not in names:
+        listed = " or ".join(f"pred_label={name}" for name in names)
+        raise ConfigError("explain.only", [f"{only!r} is neither all nor {listed}"])
+    return names.index(label)
+
+
+def binding_features(cf: Encoded, fcf: Encoded, schema: TableSchema) -> npt.NDArray[np.int16]:
+    """(N, 4) the features that the rules have moved most away from what the network proposes, -1 for none."""
+    spans = np.array([feature.span for feature in schema.continuous])
+    moved = np.concatenate([np.abs(cf.values - fcf.values) / spans, cf.codes != fcf.codes], axis=1)
+    order = np.argsort(-moved, axis=1, kind="stable")[:, :NUM_REASONS]
+    binding = np.full((len(moved), NUM_REASONS), -1, dtype=np.int16)
+    binding[:, : order.shape[1]] = np.where(np.take_along_axis(moved, order, axis=1) > 0, order, -1)
+    return binding
 
 
 def tensors(rows: Encoded, schema: TableSchema, device: torch.device) -> Rows:

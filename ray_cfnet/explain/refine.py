@@ -10,6 +10,7 @@ Nothing here breaks a rule: a value is the row's or the candidate's, or lies bet
 that rules tie together change together.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,8 +26,10 @@ from ray_cfnet.tables.constraints import project_number
 from ray_cfnet.tables.schema import FloatArray, TableSchema
 from ray_cfnet.tables.usual import Bins, Usual
 
-_SHRINKING_TRIALS = 3
-"""Of a number's way back. The lead is piecewise linear along it, so that few are enough."""
+_SHRINKING_TRIALS = 5
+"""Of a number's way back: two halvings, and then, as the lead is piecewise linear, where a line would meet zero."""
+
+_SHRUNK_NUMBERS = 2
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,7 @@ class Refiner:
 
     @cached_property
     def least_lead(self) -> float:
-        """The margin as a difference of logits."""
-        return float(np.log((0.5 + self.margin) / (0.5 - self.margin)))
+        return least_lead(self.margin)
 
     def refined(self, rows: Encoded, candidates: Encoded, desired: CodeArray) -> Encoded:
         """The candidates with the fewest changes found; each of them must be predicted as desired."""
@@ -57,6 +59,11 @@ class Refiner:
             trial.change_until_desired()
             trial.take_back_what_is_not_needed()
             return trial.with_smaller_numbers()
+
+
+def least_lead(margin: float) -> float:
+    """A margin of the desired class as a difference of logits."""
+    return math.log((0.5 + margin) / (0.5 - margin))
 
 
 class _Trial:
@@ -164,9 +171,9 @@ class _Trial:
             self.kept[feature.index_select(0, spared), back] = False
 
     def with_smaller_numbers(self) -> Encoded:
-        """The rows with the changes that are needed, and the number that can come nearest to its own value shrunk.
+        """The rows with the changes that are needed, and with numbers shrunk: that first which can come nearest.
 
-        Of one number only: it takes up what the desired class leads by, and leaves nothing to the others.
+        It takes up most of what the desired class leads by, and leaves little to a second one and nothing to a third.
         """
         kept = self.kept.cpu().numpy()
         result = Encoded.like(self.rows)
@@ -174,9 +181,9 @@ class _Trial:
             own, new = self.rows.values[:, column], self.candidates.values[:, column]
             result.values[:, column] = np.where(kept[column], new, own)
         for column in range(len(self.schema.categorical)):
-            own, new = self.rows.codes[:, column], self.candidates.codes[:, column]
-            result.codes[:, column] = np.where(kept[self.num_numbers + column], new, own)
-        if self.num_numbers:
+            taken = kept[self.num_numbers + column]
+            result.codes[:, column] = np.where(taken, self.candidates.codes[:, column], self.rows.codes[:, column])
+        for _ in range(min(self.num_numbers, _SHRUNK_NUMBERS)):
             room = self.lead / (self.lead - self.lead_without[: self.num_numbers]) * self.moves.abs()
             room = torch.where(self.kept[: self.num_numbers], room, 0.0)
             shrinks = torch.where(room.amax(dim=0) > 0, likeliest(room), -1)
@@ -184,6 +191,7 @@ class _Trial:
                 some = (shrinks == column).nonzero()[:, 0]
                 if len(some):
                     result.values[some.cpu().numpy(), column] = self._shrunk(some, column)
+                    self.kept[column, some] = False  # it has had its turn
         return result
 
     def _shrunk(self, some: Tensor, column: int) -> np.ndarray:
@@ -194,8 +202,7 @@ class _Trial:
         far, near = start, x  # the desired class leads at the first, and not at the second
         far_lead, near_lead = self.lead[some].cpu().numpy(), self.lead_without[column, some].cpu().numpy()
         for trial in range(_SHRINKING_TRIALS):
-            # Where a line through both ends crosses zero, a little on the safe side; in between, the middle.
-            share = 0.5 if trial % 2 else 0.98 * far_lead / (far_lead - near_lead)
+            share = 0.5 if trial < 2 else 0.95 * far_lead / (far_lead - near_lead)
             value = project_number(x, far + (near - far) * share, feature)
             moved = self._tensor(((value - start) / feature.span).astype(np.float32))
             leads = self._leads(torch.addcmul(first, weight, moved[:, None]), some).cpu().numpy()
@@ -204,6 +211,11 @@ class _Trial:
                 stays &= self.usual.with_number(picked, column, value)
             far, near = np.where(stays, value, far), np.where(stays, near, value)
             far_lead, near_lead = np.where(stays, leads, far_lead), np.where(stays, near_lead, leads)
+        moved = self._tensor(((far - start) / feature.span).astype(np.float32))
+        self.first.index_copy_(0, some, first.addcmul_(weight, moved[:, None]))
+        left = self._tensor(far_lead)
+        self.lead_without[:, some] += left - self.lead[some]
+        self.lead[some] = left
         return far
 
 

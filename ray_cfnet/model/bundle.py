@@ -1,8 +1,9 @@
 """The model on disk: a directory of data files, never programs, whose name for itself is its hash.
 
-    model.safetensors  weights            schema.json   the fitted table schema
-    config.json        settings           metrics.json  measured on the test split
-    MODEL_CARD.md      for people         bundle.json   format version, id, sha256 of every file
+    model.safetensors      weights                     schema.json   the fitted table schema
+    reference.safetensors  examples and counts         metrics.json  measured on the test split
+    config.json            settings                    MODEL_CARD.md for people
+    bundle.json            format version, id, sha256 of every file
 
 The id covers all files but bundle.json, so the same data, settings and seed give the same id.
 """
@@ -22,11 +23,13 @@ from ray_cfnet.config import Label
 from ray_cfnet.errors import BundleError, ConfigError
 from ray_cfnet.model.card import model_card
 from ray_cfnet.model.net import CounterNet, Layout
+from ray_cfnet.model.reference import Reference
 from ray_cfnet.tables.schema import TableSchema
 from ray_cfnet.tables.storage import Location
 
-FORMAT_VERSION = 1
-_FILES = ("MODEL_CARD.md", "config.json", "metrics.json", "model.safetensors", "schema.json")
+_FIRST_FILES = ("MODEL_CARD.md", "config.json", "metrics.json", "model.safetensors", "schema.json")
+_FILES = {1: _FIRST_FILES, 2: (*_FIRST_FILES, "reference.safetensors")}
+"""Of each format version; the first had no reference."""
 
 
 class Settings(BaseModel):
@@ -53,6 +56,8 @@ class Bundle:
     settings: Settings
     metrics: dict[str, Any]
     id: str = ""
+    reference: Reference | None = None
+    """None: not there yet, or of a bundle that was saved without."""
 
     @property
     def desired(self) -> int | None:
@@ -81,6 +86,8 @@ class Bundle:
             "model.safetensors": safetensors.torch.save(_weights(self.net)),
             "schema.json": self.schema.to_json().encode(),
         }
+        if self.reference is not None:
+            files["reference.safetensors"] = self.reference.to_bytes()
         place = _write_files(files, store)
         self.id = place.name
         return place
@@ -95,9 +102,11 @@ class Bundle:
             metrics = json.loads(files["metrics.json"])
             net = make_net(schema, settings.model)
             net.load_state_dict(safetensors.torch.load(files["model.safetensors"]))
+            content = files.get("reference.safetensors")
+            reference = Reference.from_bytes(content) if content is not None else None
         except (ValueError, KeyError, TypeError, RuntimeError, ValidationError, safetensors.SafetensorError) as error:
             raise BundleError(f"{place}: cannot be understood: {error}", "train it again with this version") from None
-        return cls(net.eval(), schema, settings, metrics, bundle_id)
+        return cls(net.eval(), schema, settings, metrics, bundle_id, reference)
 
 
 def make_net(schema: TableSchema, model: config.Model) -> CounterNet:
@@ -134,7 +143,7 @@ def _json(data: dict[str, Any]) -> bytes:
 
 
 def _bundle_id(hashes: dict[str, str]) -> str:
-    listing = "\n".join(f"{hashes[name]}  {name}" for name in _FILES)
+    listing = "\n".join(f"{hashes[name]}  {name}" for name in sorted(hashes))
     return hashlib.sha256(listing.encode()).hexdigest()[:16]
 
 
@@ -151,10 +160,11 @@ def copy_bundle(place: Location, store: Location) -> Location:
 def _write_files(files: dict[str, bytes], store: Location) -> Location:
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     bundle_id = _bundle_id(hashes)
+    version = next(version for version, names in _FILES.items() if set(names) == set(files))
     place = store / bundle_id
     for name, content in files.items():
         (place / name).write_bytes(content)
-    (place / "bundle.json").write_bytes(_json({"format_version": FORMAT_VERSION, "id": bundle_id, "sha256": hashes}))
+    (place / "bundle.json").write_bytes(_json({"format_version": version, "id": bundle_id, "sha256": hashes}))
     return place
 
 
@@ -169,10 +179,10 @@ def verified_files(place: Location) -> tuple[dict[str, bytes], str]:
         version, hashes, bundle_id = listing["format_version"], listing["sha256"], listing["id"]
     except (ValueError, KeyError, TypeError):
         raise BundleError(f"{place}/bundle.json: damaged", "copy the bundle again, or train again") from None
-    if version != FORMAT_VERSION:
-        raise BundleError(f"{place}: format version {version}, known here: {FORMAT_VERSION}", "upgrade ray-cfnet")
+    if version not in _FILES:
+        raise BundleError(f"{place}: format version {version}, known here: {max(_FILES)}", "upgrade ray-cfnet")
     files = {}
-    for name in _FILES:
+    for name in _FILES[version]:
         try:
             files[name] = (place / name).read_bytes()
         except OSError:
@@ -182,6 +192,6 @@ def verified_files(place: Location) -> tuple[dict[str, bytes], str]:
                 f"{place}/{name}: its content is not what was saved (sha256 differs)",
                 "copy the bundle again, or train again; never edit a bundle",
             )
-    if _bundle_id(hashes) != bundle_id:
+    if _bundle_id({name: hashes[name] for name in files}) != bundle_id:
         raise BundleError(f"{place}/bundle.json: the id does not match the files", "copy the bundle again")
     return files, bundle_id

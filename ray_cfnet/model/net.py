@@ -121,11 +121,16 @@ def _blocks(sizes: Sequence[int], dropout: float, block: Block) -> nn.Sequential
 class CounterNet(nn.Module):
     """Prediction and counterfactual in one forward pass, for any number of classes from two up.
 
+    A gated g sees the encoded row beside p and z, and says for each raw feature whether it changes at all: what
+    should stay is copied, not squeezed through z and made anew.
+
     With `separate` g has an encoder of its own and sees nothing of h and f; without `pass_prediction` it
     sees z but not p. With `block="conv"` the first layer stays a `MixedLinear`, whose outputs are the positions
     of a signal with one channel; every later hidden layer is a 1-D convolution with as many channels as a linear
     one has units, so z and p are (B, channels, positions). The two output layers see all channels and positions.
     """
+
+    feature_of_column: Tensor
 
     def __init__(
         self,
@@ -160,8 +165,8 @@ class CounterNet(nn.Module):
         self.generator_out = nn.Linear(generator[-1] * positions, layout.width + gates)
         self.generator_skip = MixedLinear(layout, generator[0] * positions) if self.gated else None
         features = [*range(layout.num_continuous)]
-        for block, size in enumerate(layout.category_sizes):
-            features += [layout.num_continuous + block] * size
+        for column, size in enumerate(layout.category_sizes):
+            features += [layout.num_continuous + column] * size
         self.register_buffer("feature_of_column", torch.tensor(features, dtype=torch.int64), persistent=False)
         self.generator_encoder: nn.Sequential | None = None
         if separate:

@@ -45,13 +45,13 @@ class Usual:
             edges[column, : len(cuts)] = cuts
         sizes = np.array([NUM_BINS] * len(edges) + [len(category.categories) for category in schema.categorical])
         bins = _binned(rows, edges)
-        joint = {
-            (one, two): _counts(bins, sizes, one, two) for one in range(len(sizes)) for two in range(len(sizes)) if one != two
-        }
+        features = range(len(sizes))
+        joint = {(one, two): _counts(bins, sizes, one, two) for one in features for two in features if one != two}
         parents = _tree(joint, len(sizes))
         tables = []
         for feature, parent in enumerate(parents):
-            counts = joint[parent, feature] if parent >= 0 else np.bincount(bins[feature], minlength=sizes[feature])[None]
+            alone = np.bincount(bins[feature], minlength=sizes[feature])[None]
+            counts = joint[parent, feature] if parent >= 0 else alone
             shares = counts + _PRIOR_ROWS
             tables.append(np.log(shares / shares.sum(axis=1, keepdims=True)).ravel())
         usual = cls(edges, parents, sizes, np.concatenate(tables).astype(np.float32), np.zeros(0, dtype=np.float32))

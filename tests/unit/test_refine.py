@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_cfnet.config import Model
-from ray_cfnet.explain.explainer import Explainer, Explanations
+from ray_cfnet.config import Explain, Model
+from ray_cfnet.explain.explainer import Explainer
+from ray_cfnet.explain.explanations import Explanations
 from ray_cfnet.explain.refine import Refiner
 from ray_cfnet.model.bundle import Bundle, Settings, make_net
 from ray_cfnet.model.inference import Inference
@@ -38,7 +39,8 @@ def trained() -> Bundle:
 
 def explained(bundle: Bundle, refine: bool, margin: float = 0.0, desired: int | None = None) -> Explanations:
     rows, _ = encode(people(2_000, seed=7), bundle.schema)
-    return Explainer(bundle, desired, refine, margin).explain(rows)
+    settings = Explain(refine="sparse" if refine else "none", margin=margin, repair=False)
+    return Explainer(bundle, desired, settings).explain(rows)
 
 
 @pytest.mark.parametrize("desired", [None, 1])
@@ -82,6 +84,7 @@ def test_a_number_that_is_left_is_nearly_as_near_as_it_can_be(trained: Bundle) -
     before = explained(trained, refine=False).fcf.take(found.has_fcf)
     explainer = Explainer(trained, None)
     wanted = explainer.wanted(found.predicted[found.has_fcf])
+    num_moved = could_be_nearer = 0
     for column, feature in enumerate(trained.schema.continuous):
         moved = answers.values[:, column] != rows.values[:, column]
         nearer = Encoded(answers.values.copy(order="F"), answers.codes.copy(order="F"))
@@ -92,7 +95,10 @@ def test_a_number_that_is_left_is_nearly_as_near_as_it_can_be(trained: Bundle) -
         past = np.sign(nearer.values[:, column] - rows.values[:, column]) != np.sign(way)
         nearer = project(rows, nearer, trained.schema)
         still = moved & ~past & (explainer.predicted(nearer) == wanted)
-        assert still.sum() <= 0.05 * max(moved.sum(), 20)
+        num_moved += moved.sum()
+        could_be_nearer += still.sum()
+    assert num_moved > 200
+    assert could_be_nearer <= 0.05 * num_moved
 
 
 def test_a_margin_keeps_the_desired_class_above_the_threshold(trained: Bundle) -> None:

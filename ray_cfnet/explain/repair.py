@@ -1,0 +1,134 @@
+"""A feasible counterfactual for the rows whose own does not reach the desired class, by search.
+
+First the examples of the desired class that the bundle keeps, each projected to what the row's person can change; then,
+where none of them is reached, uphill from the best of them: all numbers a step, or one category, whatever brings the
+desired class further forward. All rows are searched at once, and only those that need it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ray_cfnet.model.inference import Inference, lead
+from ray_cfnet.model.metrics import distances
+from ray_cfnet.model.net import Rows
+from ray_cfnet.model.reference import Reference
+from ray_cfnet.tables.codec import CodeArray, Encoded, Mask, from_unit, to_unit
+from ray_cfnet.tables.constraints import project
+from ray_cfnet.tables.schema import FloatArray, TableSchema
+
+_ROWS_AT_ONCE = 64
+_CLIMBING_ROUNDS = 24
+_FIRST_STEP = 0.2
+"""Of a number's range; halved where it leads nowhere."""
+
+
+@dataclass(frozen=True)
+class Repairer:
+    """Searches with what a bundle remembers of its training rows."""
+
+    inference: Inference
+    schema: TableSchema
+    reference: Reference
+    least_lead: float = 0.0
+
+    def repaired(
+        self, rows: Encoded, candidates: Encoded, desired: CodeArray, frozen: Mask | None = None
+    ) -> tuple[Encoded, Mask]:
+        """(feasible candidates, which of them reach the desired class), the best that was found from `candidates` on.
+
+        `frozen` (N, F) marks features that must stay as they are, numbers first, then categories.
+        """
+        best = Encoded(candidates.values.copy(order="F"), candidates.codes.copy(order="F"))
+        leads = self._leads(best, desired)
+        missing = np.flatnonzero(leads <= 0)
+        for start in range(0, len(missing), _ROWS_AT_ONCE):
+            part = missing[start : start + _ROWS_AT_ONCE]
+            still = None if frozen is None else frozen[part]
+            found, found_leads = self._nearest_prototypes(rows.take(part), desired[part], still)
+            better = found_leads > leads[part]
+            _put(best, part[better], found.take(better))
+            leads[part] = np.where(better, found_leads, leads[part])
+        missing = np.flatnonzero(leads <= 0)
+        if len(missing):
+            still = None if frozen is None else frozen[missing]
+            climbed, climbed_leads = self._climbed(rows.take(missing), best.take(missing), desired[missing], still)
+            _put(best, missing, climbed)
+            leads[missing] = climbed_leads
+        return best, leads > 0
+
+    def _leads(self, candidates: Encoded, desired: CodeArray) -> FloatArray:
+        first = self.inference.first_layer(self._tensors(candidates))
+        return lead(self.inference.logits_from(first), self._tensor(desired)).cpu().numpy() - self.least_lead
+
+    def _tensors(self, rows: Encoded) -> Rows:
+        return Rows(self._tensor(to_unit(rows.values, self.schema)), self._tensor(rows.codes))
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.inference.net.encoder_in.weight.device)
+
+    def feasible(self, rows: Encoded, candidates: Encoded, frozen: Mask | None) -> Encoded:
+        """Candidates projected, with the frozen features as in the rows."""
+        if frozen is not None:
+            count = rows.values.shape[1]
+            candidates = Encoded(
+                np.where(frozen[:, :count], rows.values, candidates.values),
+                np.where(frozen[:, count:], rows.codes, candidates.codes),
+            )
+        return project(rows, candidates, self.schema)
+
+    def _nearest_prototypes(self, rows: Encoded, desired: CodeArray, frozen: Mask | None) -> tuple[Encoded, FloatArray]:
+        """For each row the nearest projected prototype that reaches the desired class, or the one that lacks least."""
+        best, best_leads = rows.take(slice(None)), np.full(len(rows), -np.inf)
+        best = Encoded(best.values.copy(order="F"), best.codes.copy(order="F"))
+        for label in np.unique(desired):
+            prototypes, asking = self.reference.of_class(int(label)), np.flatnonzero(desired == label)
+            if not len(prototypes):
+                continue
+            each = np.repeat(asking, len(prototypes))
+            tiled = prototypes.take(np.tile(np.arange(len(prototypes)), len(asking)))
+            tried = self.feasible(rows.take(each), tiled, None if frozen is None else frozen[each])
+            leads = self._leads(tried, desired[each])
+            far = distances(rows.take(each), tried, self.schema)
+            # Those that reach it come first, by distance; of the others the one that lacks least.
+            cost = np.where(leads > 0, far - 1e9, -leads).reshape(len(asking), -1)
+            chosen = cost.argmin(axis=1) + np.arange(len(asking)) * len(prototypes)
+            _put(best, asking, tried.take(chosen))
+            best_leads[asking] = leads[chosen]
+        return best, best_leads
+
+    def _climbed(
+        self, rows: Encoded, candidates: Encoded, desired: CodeArray, frozen: Mask | None
+    ) -> tuple[Encoded, FloatArray]:
+        """Candidates moved uphill until they reach the desired class, as far as they get."""
+        layer = self.inference.net.encoder_in
+        count, num_rows = rows.values.shape[1], len(rows)
+        starts = (layer.block_offsets + count).tolist()
+        now, leads, step = candidates, self._leads(candidates, desired), np.full(num_rows, _FIRST_STEP)
+        for _ in range(_CLIMBING_ROUNDS):
+            if (leads > 0).all():
+                break
+            tensors = self._tensors(now)
+            _, slope = self.inference.slope(self.inference.first_layer(tensors).T.contiguous(), self._tensor(desired))
+            gains = (slope @ layer.weight.detach().T).cpu().numpy()  # (N, D)
+            units = to_unit(now.values, self.schema) + np.sign(gains[:, :count]) * step[:, None]
+            trials = [Encoded(from_unit(units.astype(np.float32), self.schema), now.codes)]
+            for column, (start, category) in enumerate(zip(starts, self.schema.categorical, strict=True)):
+                codes = now.codes.copy()
+                codes[:, column] = gains[:, start : start + len(category.categories)].argmax(axis=1)
+                trials.append(Encoded(now.values, codes))
+            improved, searching = np.zeros(num_rows, dtype=bool), leads <= 0
+            for trial in trials:
+                tried = self.feasible(rows, trial, frozen)
+                tried_leads = self._leads(tried, desired)
+                better = searching & (tried_leads > leads)
+                taken = better[:, None]
+                now = Encoded(np.where(taken, tried.values, now.values), np.where(taken, tried.codes, now.codes))
+                leads, improved = np.where(better, tried_leads, leads), improved | better
+            step = np.where(improved, step, step / 2)
+        return now, leads
+
+
+def _put(rows: Encoded, places: CodeArray, others: Encoded) -> None:
+    rows.values[places], rows.codes[places] = others.values, others.codes
