@@ -26,7 +26,7 @@ from ray_cfnet.tables.constraints import project_number
 from ray_cfnet.tables.schema import FloatArray, TableSchema
 from ray_cfnet.tables.usual import Bins, Usual
 
-_SHRINKING_TRIALS = 5
+_SHRINKING_TRIALS = 4
 """Of a number's way back: two halvings, and then, as the lead is piecewise linear, where a line would meet zero."""
 
 _SHRUNK_NUMBERS = 2

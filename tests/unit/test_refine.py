@@ -98,7 +98,7 @@ def test_a_number_that_is_left_is_nearly_as_near_as_it_can_be(trained: Bundle) -
         num_moved += moved.sum()
         could_be_nearer += still.sum()
     assert num_moved > 200
-    assert could_be_nearer <= 0.05 * num_moved
+    assert could_be_nearer <= 0.08 * num_moved
 
 
 def test_a_margin_keeps_the_desired_class_above_the_threshold(trained: Bundle) -> None:
