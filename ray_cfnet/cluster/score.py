@@ -5,7 +5,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,13 +31,16 @@ from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.tables.ahead import Ahead
 from ray_cfnet.tables.delta import check_format, prepare_delta
 from ray_cfnet.tables.lock import Hold, exclusive
-from ray_cfnet.tables.plan import Source, Unit, check_columns, common_columns, conform, read_ahead, read_unit
+from ray_cfnet.tables.plan import Piece, Source, Unit, check_columns, common_columns, conform, read_ahead, read_unit
 from ray_cfnet.tables.storage import Location
 
 OnUnit = Callable[[UnitRecord, int, bool], None]
 """A finished unit, the number of all units, and whether this run did it (or an earlier attempt)."""
 
 _FIRST_PAUSE_S = 1.0
+
+Batches = tuple[Piece, int, pa.RecordBatch]
+Reading = Generator[Batches, None, None] | Ahead[Batches]
 
 
 @dataclass
@@ -95,8 +98,7 @@ class ExplainUnit:
         written = output_schema(schema, self.columns)
         explained = _Part(self.run, self.run.explained_file(unit), written, dictionary_columns(schema, written))
         rejected = _Part(self.run, self.run.rejects_file(unit), rejects_schema(self.columns), True)
-        batches = Ahead(read_unit(self.root, unit, self.columns.names, dictionaries, READ_ROWS))
-        with closing(batches), explained, rejected:
+        with explained, rejected, closing(self._batches(unit, dictionaries)) as batches:
             for _, _, batch in batches:
                 table = pa.Table.from_batches([conform(batch, self.columns, dictionaries)])
                 good, bad, found = self.explainer.explain_table(table, self.run.run_id)
@@ -112,6 +114,15 @@ class ExplainUnit:
             )
         record.files = [part.name for part in (explained, rejected) if part.num_rows]
         return record
+
+    def _batches(self, unit: Unit, dictionaries: list[str]) -> Reading:
+        """The unit's rows, decoded in a second thread where that helps.
+
+        Local files come from the kernel's read-ahead, and an actor of one CPU would take another's by decoding beside
+        its computing. From S3 a batch is waited for.
+        """
+        batches = read_unit(self.root, unit, self.columns.names, dictionaries, READ_ROWS)
+        return batches if self.root.is_local and self.threads == 1 else Ahead(batches)
 
     def _count(self, record: UnitRecord, good: pa.Table, bad: pa.Table, found: Explanations) -> None:
         record.rows_out += len(good)
