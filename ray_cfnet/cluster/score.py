@@ -27,6 +27,7 @@ from ray_cfnet.cluster.units import unit_outcomes
 from ray_cfnet.errors import InputError, JobError, RayCfnetError
 from ray_cfnet.explain.columns import ROW_STATUS, dictionary_columns, output_schema, rejects_schema, type_metadata
 from ray_cfnet.explain.explainer import Explainer, Explanations
+from ray_cfnet.explain.words import Wording
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.tables.ahead import Ahead
 from ray_cfnet.tables.delta import check_format, prepare_delta
@@ -52,6 +53,7 @@ class ExplainUnit:
     bundle_place: Location
     desired: int | None
     settings: config.Explain
+    words: config.Words | None
     run: RunFiles
     stop_sign: Location
     """When it is there, no further unit is begun."""
@@ -65,7 +67,7 @@ class ExplainUnit:
         bundle = Bundle.load(self.bundle_place)
         if self.use_gpu:
             bundle.net.to("cuda")
-        return Explainer(bundle, self.desired, self.settings.refine == "sparse", self.settings.margin)
+        return Explainer(bundle, self.desired, self.settings.refine == "sparse", self.settings.margin, self.words)
 
     def expect(self, unit: Unit) -> None:
         """Lets the bytes of a later unit come from the disk while this one computes."""
@@ -195,7 +197,11 @@ def explain(source: Source, bundle_place: Location, whole: config.Config, on_uni
             f"{output}: the output would lie among the input's files in {source.root}",
             "choose an --output (output.path) outside of the input's directory",
         )
+    words = whole.words if whole.explain.words else None
+    if words:
+        Wording(words, schema)  # what is wrong with them is told before anything starts
     settings = whole.explain.model_dump(mode="json", exclude={"max_reject_fraction", "retries"})
+    settings["words"] = words and words.model_dump(mode="json")
     run = RunFiles(output, run_id(source, bundle.id, settings, written))
     check_format(output, whole.output.format)
     with exclusive(output / RUNS, f"run {run.run_id}", patience_s=0) as hold:
@@ -211,13 +217,14 @@ def explain(source: Source, bundle_place: Location, whole: config.Config, on_uni
             run.tidy_up()  # what an actor wrote that outlived its driver
             manifest = {**earlier, "already_done": True}
         else:
-            job = _Job(source, bundle, whole, run, hold, commit, on_unit)
+            job = _Job(source, bundle, bundle_place, whole, run, hold, commit, on_unit)
             worker = ExplainUnit(
                 source.root,
                 columns,
                 bundle_place,
                 desired,
                 whole.explain,
+                words,
                 run,
                 job.stop_sign,
                 max(1, int(whole.cluster.actor_cpus)),
@@ -264,6 +271,7 @@ class _Job:
 
     source: Source
     bundle: Bundle
+    bundle_place: Location
     whole: config.Config
     run: RunFiles
     hold: Hold
@@ -320,7 +328,15 @@ class _Job:
                 raise
         seconds = time.perf_counter() - started
         manifest = make_manifest(
-            self.source, self.bundle, self.whole, self.run, self.done, self.failed, self.commit.visible, seconds
+            self.source,
+            self.bundle,
+            self.bundle_place,
+            self.whole,
+            self.run,
+            self.done,
+            self.failed,
+            self.commit.visible,
+            seconds,
         )
         self.run.write_manifest(manifest)
         return manifest

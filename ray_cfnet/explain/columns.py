@@ -11,6 +11,7 @@ from ray_cfnet.errors import InputError
 from ray_cfnet.tables.schema import Continuous, TableSchema, value_type
 
 REJECT_COLUMNS = ("reject_reason", "reject_column")
+REASONS = ("reason_1", "reason_2", "reason_3", "reason_4")
 ROW_STATUS = ("ok", "already_desired", "no_feasible_cf")
 
 
@@ -30,6 +31,8 @@ def added_fields(schema: TableSchema, columns: pa.Schema) -> list[pa.Field]:
         pa.field("fcf_proba", pa.float32()),
         pa.field("fcf_num_changed", pa.int32()),
         pa.field("fcf_distance", pa.float32()),
+        *(pa.field(name, pa.string()) for name in REASONS),
+        pa.field("explanation", pa.string()),
         pa.field("row_status", pa.string()),
         pa.field("model_id", pa.string()),
         pa.field("run_id", pa.string()),
@@ -75,10 +78,10 @@ def type_metadata(declared: pa.Schema) -> dict[str, bytes]:
 def dictionary_columns(schema: TableSchema, declared: pa.Schema) -> list[str]:
     """The output's columns whose values repeat, for ParquetWriter's `use_dictionary`.
 
-    Keys, probabilities, distances and numbers without a grid hardly repeat: the writer would fill a dictionary with
-    them, find it too large, and write the values after all.
+    Keys, probabilities, distances, sentences and numbers without a grid hardly repeat: the writer would fill a
+    dictionary with them, find it too large, and write the values after all.
     """
-    distinct = {*schema.keys, "pred_proba", "cf_proba", "fcf_proba", "fcf_distance"}
+    distinct = {*schema.keys, "pred_proba", "cf_proba", "fcf_proba", "fcf_distance", "explanation"}
     for feature in schema.features:
         if isinstance(feature, Continuous) and feature.grid is None:
             distinct |= {feature.name, f"cf_{feature.name}", f"fcf_{feature.name}"}

@@ -11,8 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from ray_cfnet.config import Words
 from ray_cfnet.explain.columns import ROW_STATUS, output_schema, rejects_schema
 from ray_cfnet.explain.refine import Refiner
+from ray_cfnet.explain.words import Wording, no_words
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.model.inference import Inference, likeliest
 from ray_cfnet.model.metrics import distances, num_changed
@@ -98,7 +100,14 @@ class Explanations:
 class Explainer:
     """Applies a bundle to Arrow data. Pure: the same rows always give the same columns."""
 
-    def __init__(self, bundle: Bundle, desired: int | None, refine: bool = False, margin: float = 0.0) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        desired: int | None,
+        refine: bool = False,
+        margin: float = 0.0,
+        words: Words | None = None,
+    ) -> None:
         self.bundle = bundle
         self.schema = bundle.schema
         self.net = bundle.net.eval()
@@ -106,6 +115,7 @@ class Explainer:
         self.desired = desired
         self._inference = Inference(self.net)
         self._refiner = Refiner(self._inference, self.schema, margin) if refine else None
+        self._wording = Wording(words, self.schema) if words else None
 
     def explain(self, rows: Encoded) -> Explanations:
         """Explains rows without rejects."""
@@ -208,12 +218,19 @@ class Explainer:
             "fcf_proba": number_column(found.fcf_probability, has_fcf),
             "fcf_num_changed": number_column(num_changed(found.rows, found.fcf), has_fcf),
             "fcf_distance": number_column(distances(found.rows, found.fcf, self.schema).astype(np.float32), has_fcf),
+            **self._words(found),
             "row_status": label_column(found.status, ROW_STATUS, pa.string()),
             "model_id": _constant(self.bundle.id, len(table)),
             "run_id": _constant(run_id, len(table)),
         }
         names = schema.names[len(table.schema) :]
         return pa.table([*table.columns, *(added[name] for name in names)], names=schema.names)
+
+    def _words(self, found: Explanations) -> dict[str, pa.Array]:
+        if self._wording is None:
+            return no_words(len(found.rows))
+        desired = self.wanted(found.predicted)
+        return self._wording.columns(found.rows, found.fcf, found.has_fcf, found.wants_fcf, desired)
 
     def _reject_columns(self, rejected: pa.Table, rejects: Rejects) -> pa.Table:
         bad = ~rejects.good

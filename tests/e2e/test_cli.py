@@ -38,12 +38,13 @@ def test_no_command_or_option_vanishes_unnoticed() -> None:
         "promote": sorted([*common, "--bundle", "-b", "--store", "--force", "--rollback"]),
         "models": ["--json", "store"],
         "runs": ["--json", "--show", "output"],
+        "show": sorted(["--json", "--key", "-k", "--partition", "-p", "--bundle", "-b", "output"]),
         "demo": sorted([*common, "--output", "-o"]),
         "config": sorted(common),
     }
 
 
-@pytest.mark.parametrize("command", ["train", "explain", "evaluate", "promote", "models", "runs", "demo"])
+@pytest.mark.parametrize("command", ["train", "explain", "evaluate", "promote", "models", "runs", "show", "demo"])
 def test_help_teaches_with_an_example(command: str) -> None:
     result = run(command, "--help")
     assert result.returncode == 0
@@ -55,7 +56,7 @@ def test_config_checks_a_file_and_prints_the_schema() -> None:
     checked = run("config", "check", "--config", "conf/loans.yaml", "--set", "training.epochs=7", "--json")
     assert json.loads(checked.stdout)["config"]["training"]["epochs"] == 7
     schema = json.loads(run("config", "schema").stdout)
-    sections = {"table", "split", "model", "training", "cluster", "explain", "evaluate", "output", "promotion"}
+    sections = {"table", "split", "model", "training", "cluster", "explain", "evaluate", "output", "promotion", "words"}
     assert sections == schema["properties"].keys()
 
 
