@@ -70,7 +70,7 @@ class SpokenNumber:
     templates: tuple[list[Slot], list[Slot]]
 
     def fill(
-        self, found: Changes, position: int, rows: CodeArray, old: FloatArray, new: FloatArray
+        self, found: Changes, position: int, rows: CodeArray, old: npt.NDArray, new: npt.NDArray
     ) -> tuple[FloatArray, CodeArray]:
         """Writes the pieces of the changes and returns (share of the range, up or down) of each."""
         difference = np.abs(new - old)
@@ -113,7 +113,7 @@ class SpokenCategory:
     """For each slot the number of its first text: those of all categories are in the pool from the beginning."""
 
     def fill(
-        self, found: Changes, position: int, rows: CodeArray, old: CodeArray, new: CodeArray
+        self, found: Changes, position: int, rows: CodeArray, old: npt.NDArray, new: npt.NDArray
     ) -> tuple[FloatArray, CodeArray]:
         pieces = found.pieces[:, position]
         pieces[len(self.first) :, rows] = 0

@@ -102,7 +102,8 @@ class Wording:
         next_value = next_code = 0
         for position, feature in enumerate(self._features):
             if isinstance(feature, SpokenNumber):
-                old, new = rows.values[:, next_value], fcf.values[:, next_value]
+                old: npt.NDArray = rows.values[:, next_value]
+                new: npt.NDArray = fcf.values[:, next_value]
                 next_value += 1
             else:
                 old, new = rows.codes[:, next_code], fcf.codes[:, next_code]
