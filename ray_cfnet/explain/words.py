@@ -128,9 +128,12 @@ class Wording:
         num_rows = len(told)
         counts = np.bincount(found.rows, minlength=num_rows)
         places = np.arange(len(found.rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        first = places < len(REASONS)
-        rows, kinds, places = found.rows[first], found.kinds[first], places[first]
-        pieces = found.pieces[:, kinds >> 1, rows]
+        rows, kinds = found.rows, found.kinds
+        if counts.max(initial=0) > len(REASONS):
+            first = np.flatnonzero(places < len(REASONS))
+            rows, kinds, places = rows[first], kinds[first], places[first]
+        # Flat positions: numpy takes by one index several times faster than by three.
+        pieces = found.pieces.reshape(self._num_slots, -1).take((kinds >> 1) * num_rows + rows, axis=1)
         said = np.minimum(counts, len(REASONS))
         opening = np.where(wants, self._none, self._already) + desired
         opening[told] = self._opening + desired[told]
@@ -150,8 +153,8 @@ class Wording:
             opening[because] = self._because + desired[because]
             ends[because] = self._because_end + desired[because]
         # All of a sentence's separators are commas but the last, and that too where the end goes on with an "and".
-        last = (places == said[rows] - 1) & (counts[rows] <= len(REASONS))
-        separators = self._separators + np.where(places == 0, 0, np.where(last, 2, 1))
+        last = places == np.where(counts > len(REASONS), -1, said - 1)[rows]
+        separators = self._separators + (places > 0) * (1 + last)
         lengths = np.where(said > 0, 2 + said * (1 + self._num_slots), 1)
         stops = np.cumsum(lengths)
         ids = np.zeros(int(stops[-1]) if num_rows else 0, dtype=np.int32)
@@ -164,15 +167,18 @@ class Wording:
         starts = pa.array(np.concatenate([[0], stops]).astype(np.int32))
         texts = pa.concat_arrays(found.texts).take(pa.array(ids))
         return {
-            **{name: self._reason(rows, kinds, places, place, said) for place, name in enumerate(REASONS)},
+            **self._codes(places * num_rows + rows, kinds, said),
             "explanation": pc.binary_join(pa.ListArray.from_arrays(starts, texts), ""),
         }
 
-    def _reason(self, rows: CodeArray, kinds: CodeArray, places: CodeArray, place: int, said: CodeArray) -> pa.Array:
-        here = places == place
-        codes = np.zeros(len(said), dtype=np.int32)
-        codes[rows[here]] = kinds[here]
-        return label_column(codes, self._reasons, pa.string(), bitmap(said > place))
+    def _codes(self, at: CodeArray, kinds: CodeArray, said: CodeArray) -> dict[str, pa.Array]:
+        """The reasons, `at` being their positions when all first ones stand before all second ones, and so on."""
+        codes = np.zeros(len(REASONS) * len(said), dtype=np.int32)
+        codes[at] = kinds
+        return {
+            name: label_column(column, self._reasons, pa.string(), bitmap(said > place))
+            for place, (name, column) in enumerate(zip(REASONS, np.split(codes, len(REASONS)), strict=True))
+        }
 
 
 def rule_code(feature: Feature) -> str:
