@@ -10,12 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from ray_cfnet.cluster.commit import ParquetCommit
+from ray_cfnet.cluster.commit import DeltaCommit, ParquetCommit
 from ray_cfnet.cluster.ledger import RunFiles
 from ray_cfnet.cluster.score import ExplainUnit
 from ray_cfnet.config import Config
 from ray_cfnet.configfile import load_config
+from ray_cfnet.explain.columns import output_schema
 from ray_cfnet.model.bundle import Bundle, Settings, make_net
+from ray_cfnet.tables.delta import prepare_delta
 from ray_cfnet.tables.fit import TableStats, fit_schema
 from ray_cfnet.tables.plan import open_source
 from ray_cfnet.tables.samples import make_sample
@@ -50,7 +52,7 @@ class LoansOutput:
             for row in pq.read_table(file, partitioning=None).to_pylist()
         ]
 
-    def write(self, seed: int = 1) -> "LoansOutput":
+    def write(self, run_id: str = RUN_ID, delta: bool = False) -> "LoansOutput":
         config = self.config
         make_sample(config.table)
         stats = TableStats()
@@ -60,19 +62,23 @@ class LoansOutput:
             ages = pa.array([None, *table.column("age").to_pylist()[1:]], type=pa.int64())
             pq.write_table(table.set_column(table.column_names.index("age"), "age", ages), file)
         source = open_source(config.table.path)
-        torch.manual_seed(seed)
-        schema = fit_schema(config.table, source.schema, stats, 0.0)
+        torch.manual_seed(1)  # one that leaves rows of each status
+        schema = fit_schema(config.table, source.schema, stats, 0.1)
         bundle = Bundle(make_net(schema, config.model).eval(), schema, Settings.of(config), {"rows": 1})
         place = bundle.save(Location.of(self.output) / "_models")
-        run = RunFiles(Location.of(self.output), RUN_ID)
+        run = RunFiles(Location.of(self.output), run_id)
         never = run.staging / "stop"
         texts = (config.explain, config.words)
         worker = ExplainUnit(source.root, source.schema, place, bundle.desired, *texts, run, never, 1, False)
-        commit = ParquetCommit(run)
+        written = output_schema(schema, source.schema)
+        if delta:
+            prepare_delta(run.output, written, source.partitions)
+        commit = DeltaCommit(run, written) if delta else ParquetCommit(run)
         for unit in source.units(500_000):
             record = worker(unit)
             assert record is not None
             commit.partition(unit.partition, [record])
-        manifest = {"version": 2, "state": "complete", "model_id": bundle.id, "bundle": str(place), "run_id": RUN_ID}
+        commit.end()
+        manifest = {"version": 2, "state": "complete", "model_id": bundle.id, "bundle": str(place), "run_id": run_id}
         (run.directory / "manifest.json").write_bytes(json.dumps(manifest).encode())
         return self

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import fs as pafs
 from rich.console import Console
 
 from ray_cfnet.cluster.find import find_row
@@ -18,6 +19,7 @@ from ray_cfnet.tables.constraints import rule_text
 from ray_cfnet.tables.schema import Categorical, Continuous, Grid
 from ray_cfnet.tables.storage import Location
 from tests.unit.outputs import RUN_ID, LoansOutput
+from tests.unit.test_storage import bucket  # noqa: F401
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +137,24 @@ def test_without_the_bundle_the_row_is_shown_without_rules_and_says_so(loans: Lo
 def test_a_directory_without_explained_rows_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no explained rows"):
         found(tmp_path, "5")
+
+
+def test_of_a_delta_table_only_the_newest_version_is_searched(tmp_path: Path) -> None:
+    loans = LoansOutput(tmp_path)
+    for run_id in ("f" * 16, "0" * 16):
+        loans.write(run_id, delta=True)
+    assert len(list((loans.output / "ds=2026-11-08").glob("*.parquet"))) == 2
+    told = found(loans.output, "5")
+    assert (told["run_id"], told["also_in"]) == ("0" * 16, [])
+
+
+def test_a_row_is_found_in_a_bucket(loans: LoansOutput, bucket: Location) -> None:  # noqa: F811
+    output = bucket / "out #1"
+    pafs.copy_files(str(loans.output), output.path, destination_filesystem=output.fs)
+    told = find_row(output, ["5"], None, None)
+    assert told["partition"] == "ds=2026-11-08"
+    assert told["rules_problem"] is None
+    assert find_row(output, ["100"], None, None)["reject_reason"] == "null"
 
 
 @pytest.mark.parametrize("width", [40, 80, 140])
