@@ -113,7 +113,7 @@ class Wording:
                 continue
             shares, ways = feature.fill(found, position, changed, old[changed], new[changed])
             if importance is not None:
-                shares = np.maximum(importance[changed, position], 0)
+                shares = np.maximum(importance[changed, position], 0) + 0.0  # -0.0 has the bits of a negative number
             # One number to sort by: the row, the share (the bits of a float that is not negative are in its order),
             # the feature. Sorting numbers themselves is several times faster than sorting positions by them.
             key = (changed << _SHARE_BITS) | (2**_SHARE_BITS - 1 - shares.astype(np.float32).view(np.int32))

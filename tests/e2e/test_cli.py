@@ -142,6 +142,20 @@ def test_train_explain_and_evaluate_as_processes_print_one_json_object_each(tmp_
     assert metrics["model_id"] == trained["model_id"]
 
 
+def test_show_prints_a_row_for_people_and_for_machines(tmp_path: Path) -> None:
+    from tests.unit.outputs import LoansOutput
+
+    output = str(LoansOutput(tmp_path).write().output)
+    shown = run("show", output, "--key", "5", COLUMNS="100")
+    assert shown.returncode == 0, shown.stderr
+    assert "application_id 5  (ds=2026-11-08)" in shown.stdout
+    row = json.loads(run("show", output, "--key", "application_id=5", "--json").stdout)
+    assert row["explanation"] in " ".join(shown.stdout.split())
+    missing = run("show", output, "-k", "-1")
+    assert missing.returncode == 2
+    assert "no row with application_id = -1, explained or rejected, in 8 partitions" in missing.stderr
+
+
 def test_a_failed_job_exits_with_1(tmp_path: Path) -> None:
     # The output cannot be written: its parent is a file.
     (tmp_path / "file").write_text("")

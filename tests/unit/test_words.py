@@ -215,6 +215,13 @@ def test_binding_rules_do_not_touch_rows_that_have_a_way() -> None:
     ]
 
 
+def test_what_has_no_importance_comes_last_whatever_its_sign() -> None:
+    rows = one_change(income=(2_000, 3_500), education=(0, 1), balance=(5, 1), rate=(0.1, 0.2))
+    importance = np.array([[-0.0, -3.0, 0.5, 0.0, 0.0, 0.0, 0.0]])
+    [(reasons, _)] = columns(*rows, ONE, ONE, np.array([1]), words=PLAIN, importance=importance)
+    assert reasons == ["balance:decrease", "income:increase", "education:change", "rate:increase"]
+
+
 def test_a_class_that_the_target_does_not_have_is_a_fault() -> None:
     with pytest.raises(ConfigError, match=r"words\.classes"):
         Wording(Words.model_validate({"classes": {"approved": "a loan"}}), SCHEMA)
