@@ -41,7 +41,7 @@ class Changes:
     """(slots, features, rows) numbers of texts; where a row does not change a feature, anything."""
     rows: CodeArray = field(init=False)
     kinds: CodeArray = field(init=False)
-    """Twice the feature's position, and one more for a decrease."""
+    """What each is, as a position in the list of all reasons."""
 
     def __post_init__(self) -> None:
         self.texts = [self.fixed]

@@ -39,11 +39,13 @@ class Wording:
         self._features = [spoken(feature, words, self._pool) for feature in schema.features]
         self._num_slots = max(len(slots) for feature in self._features for slots in feature.templates)
         self._names = self._pool.add([feature.name for feature in self._features])
-        names = schema.feature_names
-        numbers = [isinstance(feature, Continuous) for feature in schema.features]
-        ways = [("increase", "decrease") if number else ("change", "change") for number in numbers]
-        changes = [f"{name}:{way}" for name, both in zip(names, ways, strict=True) for way in both]
-        self._reasons = (*changes, *(f"{feature.name}:{rule_code(feature)}" for feature in schema.features))
+        ways = [("increase", "decrease") if isinstance(f, Continuous) else ("change",) for f in schema.features]
+        # What a change can be, feature by feature; then the rules. No code twice: Parquet's dictionaries want it so.
+        self._reasons = (
+            *(f"{f.name}:{way}" for f, known in zip(schema.features, ways, strict=True) for way in known),
+            *(f"{f.name}:{rule_code(f)}" for f in schema.features),
+        )
+        self._feature_of_kind = np.repeat(np.arange(len(ways)), [len(known) for known in ways])
         self._add_frame(words)
 
     def _add_frame(self, words: Words) -> None:
@@ -97,9 +99,9 @@ class Wording:
     def _changes(self, rows: Encoded, fcf: Encoded, told: Mask, importance: npt.NDArray[np.floating] | None) -> Changes:
         """All changes, row by row, in each row the most important first."""
         found = Changes(self._pool.texts(), np.empty((self._num_slots, len(self._features), len(rows)), np.int32))
-        kind_bits = (2 * len(self._features)).bit_length()
+        kind_bits = len(self._feature_of_kind).bit_length()
         keys: list[npt.NDArray[np.int64]] = []
-        next_value = next_code = 0
+        next_value = next_code = next_kind = 0
         for position, feature in enumerate(self._features):
             if isinstance(feature, SpokenNumber):
                 old: npt.NDArray = rows.values[:, next_value]
@@ -108,6 +110,7 @@ class Wording:
             else:
                 old, new = rows.codes[:, next_code], fcf.codes[:, next_code]
                 next_code += 1
+            first_kind, next_kind = next_kind, next_kind + len(feature.templates)
             changed = np.flatnonzero((old != new) & told)
             if not len(changed):
                 continue
@@ -117,7 +120,7 @@ class Wording:
             # One number to sort by: the row, the share (the bits of a float that is not negative are in its order),
             # the feature. Sorting numbers themselves is several times faster than sorting positions by them.
             key = (changed << _SHARE_BITS) | (2**_SHARE_BITS - 1 - shares.astype(np.float32).view(np.int32))
-            keys.append((key << kind_bits) | (2 * position + ways))
+            keys.append((key << kind_bits) | (first_kind + ways))
         ordered = np.sort(np.concatenate(keys)) if keys else np.empty(0, dtype=np.int64)
         found.rows, found.kinds = ordered >> (_SHARE_BITS + kind_bits), ordered & (2**kind_bits - 1)
         return found
@@ -133,7 +136,7 @@ class Wording:
             first = np.flatnonzero(places < len(REASONS))
             rows, kinds, places = rows[first], kinds[first], places[first]
         # Flat positions: numpy takes by one index several times faster than by three.
-        pieces = found.pieces.reshape(self._num_slots, -1).take((kinds >> 1) * num_rows + rows, axis=1)
+        pieces = found.pieces.reshape(self._num_slots, -1).take(self._feature_of_kind[kinds] * num_rows + rows, axis=1)
         said = np.minimum(counts, len(REASONS))
         opening = np.where(wants, self._none, self._already) + desired
         opening[told] = self._opening + desired[told]
@@ -144,7 +147,7 @@ class Wording:
             features = binding[bound_rows, columns].astype(np.int64)
             rows = np.concatenate([rows, bound_rows])
             places = np.concatenate([places, (np.cumsum(bound, axis=1) - 1)[bound_rows, columns]])
-            kinds = np.concatenate([kinds, 2 * len(self._features) + features])
+            kinds = np.concatenate([kinds, len(self._feature_of_kind) + features])
             names = np.zeros((self._num_slots, len(features)), dtype=np.int32)
             names[0] = self._names + features
             pieces = np.concatenate([pieces, names], axis=1)

@@ -132,6 +132,8 @@ def columns(*arguments: Any, words: dict[str, Any], **options: Any) -> list[tupl
     assert list(made) == ["reason_1", "reason_2", "reason_3", "reason_4", "explanation"]
     for column in made.values():
         column.validate(full=True)
+    codes = made["reason_1"].chunk(0).dictionary.to_pylist()
+    assert len(set(codes)) == len(codes)
     *reasons, explanations = (column.to_pylist() for column in made.values())
     return [(list(codes), text) for *codes, text in zip(*reasons, explanations, strict=True)]
 
