@@ -173,6 +173,33 @@ def runs(
 
 
 @app.command()
+def show(
+    output: Annotated[str, typer.Argument(help="output directory of explain", metavar="OUTPUT")],
+    key: Annotated[
+        list[str],
+        typer.Option("--key", "-k", help="the row's key; name=value, repeated, where it has several", metavar="KEY"),
+    ],
+    partition: Annotated[
+        str | None, typer.Option("--partition", "-p", help="look only there, e.g. ds=2026-11-15", metavar="KEY=VALUE")
+    ] = None,
+    bundle: Annotated[
+        str | None, typer.Option("--bundle", "-b", help="where the rules are, if the bundle has moved", metavar="PATH")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one row to talk about: the prediction, the sentence, and what would have to change within which rules.
+
+    Looks in all partitions, then among the rejected rows; of several rows with the key the last partition's is shown.
+
+    Example: ray-cfnet show out/loans --key 38472
+    """
+    from ray_cfnet.commands import run_show
+    from ray_cfnet.display_row import show_row
+
+    _finish(run_show(output, key, partition, bundle), as_json, show_row)
+
+
+@app.command()
 def evaluate(
     config: ConfigFile,
     bundle: BundlePath,

@@ -7,12 +7,12 @@ from typing import Any, Literal
 import pyarrow.parquet as pq
 
 from ray_cfnet.cluster.evaluate import evaluate
+from ray_cfnet.cluster.find import find_row
 from ray_cfnet.cluster.manifest import find_run, list_runs
 from ray_cfnet.cluster.score import OnUnit, explain
 from ray_cfnet.cluster.session import ray_session
 from ray_cfnet.cluster.train import train
 from ray_cfnet.config import Config
-from ray_cfnet.explain.reasons import sentence
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.model.paper import paper_figures
 from ray_cfnet.model.store import MODELS, list_models, promote, resolve_bundle, roll_back
@@ -64,6 +64,11 @@ def run_runs(output: str, show: str | None) -> dict[str, Any]:
     return find_run(place, show) if show else {"output": str(place), "runs": list_runs(place)}
 
 
+def run_show(output: str, keys: list[str], partition: str | None, bundle: str | None) -> dict[str, Any]:
+    """One row of an output with all that is known about it."""
+    return find_row(Location.of(output), keys, partition, Location.of(bundle) if bundle else None)
+
+
 def run_evaluate(
     config: Config, bundle: str, split: SplitName | None, against: Literal["paper"] | None = None
 ) -> dict[str, Any]:
@@ -100,20 +105,18 @@ def run_demo(config: Config, on_epoch: OnEpoch, on_unit: OnUnit) -> dict[str, An
         "train": trained,
         "explain": explained,
         "evaluate": evaluated,
-        "example": example_sentence(explained["output"], trained["bundle"]),
+        "example": example_sentence(explained["output"], config.table.keys),
     }
 
 
-def example_sentence(output: str, bundle: str) -> str:
+def example_sentence(output: str, keys: list[str]) -> str:
     """The explained row with the fewest changes among the first rows of the newest partition, in words."""
-    loaded = Bundle.load(Location.of(bundle))
     explained = open_source(output)
     newest = explained.root / explained.files[-1].found.path
+    names = [*keys, "pred_label", "pred_proba", "fcf_num_changed", "fcf_distance", "explanation", "row_status"]
     with pq.ParquetFile(newest.path, filesystem=newest.fs) as file:
-        rows = next(file.iter_batches(10_000)).to_pylist()
+        rows = next(file.iter_batches(10_000, columns=names)).to_pylist()
     told = [row for row in rows if row["row_status"] == "ok"] or rows
     row = min(told, key=lambda row: (row["fcf_num_changed"] or 0, row["fcf_distance"] or 0))
-    desired = loaded.settings.desired
-    if desired == "opposite":
-        desired = next(label for label in loaded.schema.target.classes if label != row["pred_label"])
-    return sentence(row, loaded.schema, desired)
+    who = "".join(f"{key} {row[key]}: " for key in keys)
+    return f"{who}predicted {row['pred_label']} ({row['pred_proba']:.0%}). {row['explanation'] or ''}"

@@ -1,62 +1,18 @@
 """The configuration: one YAML file is one `Config`. Reading it from a file is in configfile.py."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic import Field, field_validator
 
-Label = bool | int | str
-"""A class or a category, in the type its column has."""
+from ray_cfnet.config_words import FEATURE_WORDS, Words
+from ray_cfnet.section import Label
+from ray_cfnet.section import Section as _Section
+from ray_cfnet.section import fault as _fault
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Width = Annotated[int, Field(ge=1)]
 Positive = Annotated[int, Field(ge=1)]
-
-
-def _fault(message: str) -> PydanticCustomError:
-    # The message goes in as context: braces in a user's value must not be read as a template.
-    return PydanticCustomError("fault", "{message}", {"message": message})
-
-
-def _raised_again(details: ErrorDetails) -> InitErrorDetails:
-    kind = _fault(details["ctx"]["message"]) if details["type"] == "fault" else details["type"]
-    again = InitErrorDetails(type=kind, loc=details["loc"], input=details["input"])
-    return {**again, "ctx": details["ctx"]} if "ctx" in details and kind == details["type"] else again
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @classmethod
-    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:  # noqa: ARG003
-        """(key, fault) where keys contradict each other. The data is as written, nothing of it checked yet."""
-        yield from ()
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _every_fault(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Pydantic checks keys together only once each is right; here one fault must not hide another."""
-        faults: list[InitErrorDetails] = []
-        checked = None
-        try:
-            checked = handler(data)
-        except ValidationError as error:
-            faults += [_raised_again(details) for details in error.errors()]
-        if isinstance(data, dict):
-            for key, message in cls._faults_between(data):
-                faults.append(InitErrorDetails(type=_fault(message), loc=(key,), input=data.get(key)))
-        if faults or checked is None:
-            raise ValidationError.from_exception_data(cls.__name__, faults)
-        return checked
 
 
 class ContinuousFeature(_Section):
@@ -297,6 +253,9 @@ class Explain(_Section):
         default=0.05, ge=0, le=1, description="a run with a larger share of rejected rows fails, after it wrote all"
     )
     retries: int = Field(default=3, ge=0, description="further attempts at a unit that cannot be read or written")
+    words: bool = Field(
+        default=True, description="reason_1 to reason_4 and a sentence for every row; false leaves these columns null"
+    )
 
 
 class Evaluate(_Section):
@@ -353,3 +312,21 @@ class Config(_Section):
     evaluate: Evaluate = Evaluate()
     output: Output = Output()
     promotion: Promotion = Promotion()
+    words: Words = Words()
+
+    @classmethod
+    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+        table, words = data.get("table"), data.get("words")
+        declared = table.get("features") if isinstance(table, dict) else None
+        said = words.get("features") if isinstance(words, dict) else None
+        if not isinstance(declared, dict) or not isinstance(said, dict):
+            return
+        for name, texts in said.items():
+            place = ("words", "features", name)
+            if name not in declared:
+                yield place, f"no such feature; the table has {', '.join(map(str, declared))}"
+            elif isinstance(declared[name], dict) and isinstance(texts, dict):
+                kind = declared[name].get("kind")
+                for key in texts:
+                    if FEATURE_WORDS.get(key, kind) != kind:
+                        yield (*place, key), f"is for {FEATURE_WORDS[key]} features, {name} is {kind}"

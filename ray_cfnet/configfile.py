@@ -3,7 +3,7 @@
 import difflib
 from datetime import date
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -163,10 +163,13 @@ def _known_keys(loc: _Loc, data: dict[str, Any]) -> list[str]:
     if loc[:2] == ("table", "features"):
         return list(_FEATURE_KINDS[data["table"]["features"][loc[2]]["kind"]].model_fields)
     model: type[BaseModel] = Config
-    for part in loc:
+    parts = iter(loc)
+    for part in parts:
         annotation = model.model_fields[str(part)].annotation
         model = next(c for c in (annotation, *get_args(annotation)) if isinstance(c, type) and issubclass(c, BaseModel))
-    return list(model.model_fields)
+        if get_origin(annotation) is dict:
+            next(parts)  # a name of the reader's own
+    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def _line_of(loc: _Loc, node: yaml.Node | None) -> int | None:

@@ -17,7 +17,7 @@ from ray_cfnet.cluster.shards import Blocks, Shard, StreamShard, in_memory
 from ray_cfnet.explain.evaluation import evaluated
 from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.model.bundle import Bundle, Settings, desired_index, make_net
-from ray_cfnet.model.descent import alone
+from ray_cfnet.model.descent import Wait, alone
 from ray_cfnet.model.metrics import EvaluationSums, selection_score
 from ray_cfnet.model.rules import SoftRules
 from ray_cfnet.model.step import TwoStageUpdate
@@ -153,6 +153,7 @@ def _train_epoch(
         stage_1 += losses.seconds_stage_1
         stage_2 += losses.seconds_stage_2
         step += 1
+    update.finish()
     together = torch.cat([sums, sums.new_tensor([trained_rows])])
     prediction, validity, proximity, num_rows = _over_workers(together, dist.ReduceOp.SUM).tolist()
     return {
@@ -165,11 +166,16 @@ def _train_epoch(
     }
 
 
-def average_gradient(gradient: Tensor, num_rows: int) -> None:
+def average_gradient(gradient: Tensor, num_rows: int) -> Wait:
     """The mean over the rows of all workers, in one collective: workers may bring unequal numbers of rows."""
     summed = torch.cat([gradient * num_rows, gradient.new_tensor([num_rows])])
-    dist.all_reduce(summed)
-    torch.div(summed[:-1], summed[-1], out=gradient)
+    sum_over_workers = dist.all_reduce(summed, async_op=True)
+
+    def wait() -> None:
+        sum_over_workers.wait()
+        torch.div(summed[:-1], summed[-1], out=gradient)
+
+    return wait
 
 
 def _over_workers(values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:

@@ -30,6 +30,7 @@ _PACKAGES = ("ray-cfnet", "ray", "torch", "pyarrow", "numpy")
 def make_manifest(
     source: Source,
     bundle: Bundle,
+    bundle_place: Location,
     whole: config.Config,
     run: RunFiles,
     done: dict[str, list[UnitRecord]],
@@ -45,6 +46,7 @@ def make_manifest(
         "version": MANIFEST_VERSION,
         "run_id": run.run_id,
         "model_id": bundle.id,
+        "bundle": str(bundle_place),
         "state": "incomplete" if failed else "complete",
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "submission_id": os.environ.get("RAY_JOB_SUBMISSION_ID"),

@@ -5,7 +5,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,17 +28,21 @@ from ray_cfnet.errors import InputError, JobError, RayCfnetError
 from ray_cfnet.explain.columns import ROW_STATUS, dictionary_columns, output_schema, rejects_schema, type_metadata
 from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.explain.explanations import Explanations
+from ray_cfnet.explain.words import Wording
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.tables.ahead import Ahead
 from ray_cfnet.tables.delta import check_format, prepare_delta
 from ray_cfnet.tables.lock import Hold, exclusive
-from ray_cfnet.tables.plan import Source, Unit, check_columns, common_columns, conform, read_ahead, read_unit
+from ray_cfnet.tables.plan import Piece, Source, Unit, check_columns, common_columns, conform, read_ahead, read_unit
 from ray_cfnet.tables.storage import Location
 
 OnUnit = Callable[[UnitRecord, int, bool], None]
 """A finished unit, the number of all units, and whether this run did it (or an earlier attempt)."""
 
 _FIRST_PAUSE_S = 1.0
+
+Batches = tuple[Piece, int, pa.RecordBatch]
+Reading = Generator[Batches, None, None] | Ahead[Batches]
 
 
 @dataclass
@@ -50,6 +54,7 @@ class ExplainUnit:
     bundle_place: Location
     desired: int | None
     settings: config.Explain
+    words: config.Words | None
     run: RunFiles
     stop_sign: Location
     """When it is there, no further unit is begun."""
@@ -63,7 +68,7 @@ class ExplainUnit:
         bundle = Bundle.load(self.bundle_place)
         if self.use_gpu:
             bundle.net.to("cuda")
-        return Explainer(bundle, self.desired, self.settings)
+        return Explainer(bundle, self.desired, self.settings, self.words)
 
     def expect(self, unit: Unit) -> None:
         """Lets the bytes of a later unit come from the disk while this one computes."""
@@ -96,8 +101,7 @@ class ExplainUnit:
         written = output_schema(schema, self.columns, self.settings.num_options)
         explained = _Part(self.run, self.run.explained_file(unit), written, dictionary_columns(schema, written))
         rejected = _Part(self.run, self.run.rejects_file(unit), rejects_schema(self.columns), True)
-        batches = Ahead(read_unit(self.root, unit, self.columns.names, dictionaries, READ_ROWS))
-        with closing(batches), explained, rejected:
+        with explained, rejected, closing(self._batches(unit, dictionaries)) as batches:
             for _, _, batch in batches:
                 table = pa.Table.from_batches([conform(batch, self.columns, dictionaries)])
                 good, bad, found = self.explainer.explain_table(table, self.run.run_id)
@@ -113,6 +117,15 @@ class ExplainUnit:
             )
         record.files = [part.name for part in (explained, rejected) if part.num_rows]
         return record
+
+    def _batches(self, unit: Unit, dictionaries: list[str]) -> Reading:
+        """The unit's rows, decoded in a second thread where that helps.
+
+        Local files come from the kernel's read-ahead, and an actor of one CPU would take another's by decoding beside
+        its computing. From S3 a batch is waited for.
+        """
+        batches = read_unit(self.root, unit, self.columns.names, dictionaries, READ_ROWS)
+        return batches if self.root.is_local and self.threads == 1 else Ahead(batches)
 
     def _count(self, record: UnitRecord, good: pa.Table, bad: pa.Table, found: Explanations) -> None:
         record.rows_out += len(good)
@@ -185,7 +198,11 @@ def explain(source: Source, bundle_place: Location, whole: config.Config, on_uni
             f"{output}: the output would lie among the input's files in {source.root}",
             "choose an --output (output.path) outside of the input's directory",
         )
+    words = whole.words if whole.explain.words else None
+    if words:
+        Wording(words, schema)  # what is wrong with them is told before anything starts
     settings = whole.explain.model_dump(mode="json", exclude={"max_reject_fraction", "retries"})
+    settings["words"] = words and words.model_dump(mode="json")
     run = RunFiles(output, run_id(source, bundle.id, settings, written))
     check_format(output, whole.output.format)
     with exclusive(output / RUNS, f"run {run.run_id}", patience_s=0) as hold:
@@ -201,13 +218,14 @@ def explain(source: Source, bundle_place: Location, whole: config.Config, on_uni
             run.tidy_up()  # what an actor wrote that outlived its driver
             manifest = {**earlier, "already_done": True}
         else:
-            job = _Job(source, bundle, whole, run, hold, commit, on_unit)
+            job = _Job(source, bundle, bundle_place, whole, run, hold, commit, on_unit)
             worker = ExplainUnit(
                 source.root,
                 columns,
                 bundle_place,
                 desired,
                 whole.explain,
+                words,
                 run,
                 job.stop_sign,
                 max(1, int(whole.cluster.actor_cpus)),
@@ -254,6 +272,7 @@ class _Job:
 
     source: Source
     bundle: Bundle
+    bundle_place: Location
     whole: config.Config
     run: RunFiles
     hold: Hold
@@ -310,7 +329,15 @@ class _Job:
                 raise
         seconds = time.perf_counter() - started
         manifest = make_manifest(
-            self.source, self.bundle, self.whole, self.run, self.done, self.failed, self.commit.visible, seconds
+            self.source,
+            self.bundle,
+            self.bundle_place,
+            self.whole,
+            self.run,
+            self.done,
+            self.failed,
+            self.commit.visible,
+            seconds,
         )
         self.run.write_manifest(manifest)
         return manifest

@@ -14,6 +14,7 @@ from ray_cfnet.tables.schema import Continuous, TableSchema, value_type
 
 _PREFIX = re.compile(r"^f?cf\d*_")
 REJECT_COLUMNS = ("reject_reason", "reject_column")
+REASONS = ("reason_1", "reason_2", "reason_3", "reason_4")
 ROW_STATUS = ("ok", "already_desired", "no_feasible_cf", "not_selected")
 
 
@@ -29,6 +30,8 @@ def added_fields(schema: TableSchema, columns: pa.Schema, num_options: int = 1) 
         pa.field("cf_valid", pa.bool_()),
         pa.field("cf_proba", pa.float32()),
         *(field for prefix in option_prefixes(num_options) for field in _feasible_fields(prefix, types)),
+        *(pa.field(name, pa.string()) for name in REASONS),
+        pa.field("explanation", pa.string()),
         pa.field("row_status", pa.string()),
         pa.field("model_id", pa.string()),
         pa.field("run_id", pa.string()),
@@ -88,10 +91,10 @@ def type_metadata(declared: pa.Schema) -> dict[str, bytes]:
 def dictionary_columns(schema: TableSchema, declared: pa.Schema) -> list[str]:
     """The output's columns whose values repeat, for ParquetWriter's `use_dictionary`.
 
-    Keys, probabilities, distances and numbers without a grid hardly repeat: the writer would fill a dictionary with
-    them, find it too large, and write the values after all.
+    Keys, probabilities, distances, sentences and numbers without a grid hardly repeat: the writer would fill a
+    dictionary with them, find it too large, and write the values after all.
     """
-    distinct = {*schema.keys, "pred_proba"}
+    distinct = {*schema.keys, "pred_proba", "explanation"}
     made = {"proba", "distance"}
     for feature in schema.features:
         if isinstance(feature, Continuous) and feature.grid is None:

@@ -6,6 +6,7 @@ Every flag and probability is computed on the values that are written: rounded, 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
 from ray_cfnet import config
@@ -23,6 +24,7 @@ from ray_cfnet.explain.explanations import (
 from ray_cfnet.explain.options import OptionFinder, is_new, nearest_first
 from ray_cfnet.explain.refine import Refiner, least_lead
 from ray_cfnet.explain.repair import Repairer
+from ray_cfnet.explain.words import Wording, no_words
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.model.inference import Inference, likeliest
 from ray_cfnet.model.metrics import distances, num_changed
@@ -53,7 +55,13 @@ BATCH_ROWS = 16_384
 class Explainer:
     """Applies a bundle to Arrow data. Pure: the same rows always give the same columns."""
 
-    def __init__(self, bundle: Bundle, desired: int | None, settings: config.Explain | None = None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        desired: int | None,
+        settings: config.Explain | None = None,
+        words: config.Words | None = None,
+    ) -> None:
         """Without `settings`, what the network gives, projected: nothing is refined, repaired or left out."""
         self.bundle = bundle
         self.schema = bundle.schema
@@ -65,6 +73,7 @@ class Explainer:
         self._refiner: Refiner | None = None
         self._repairer: Repairer | None = None
         self._only: int | None = None
+        self._wording = Wording(words, self.schema) if words else None
         if settings is not None:
             self._only = selected_class(settings.only, self.schema)
             self._search_with(settings)
@@ -239,6 +248,7 @@ class Explainer:
             **{f"cf_{name}": column for name, column in cf.items()},
             "cf_valid": flag_column(found.cf_valid, explained),
             "cf_proba": number_column(found.cf_probability, explained),
+            **self._words(found),
             "row_status": label_column(found.status, ROW_STATUS, pa.string()),
             "model_id": _constant(self.bundle.id, len(table)),
             "run_id": _constant(run_id, len(table)),
@@ -257,6 +267,16 @@ class Explainer:
             }
         names = schema.names[len(table.schema) :]
         return pa.table([*table.columns, *(added[name] for name in names)], names=schema.names)
+
+    def _words(self, found: Explanations) -> dict[str, pa.Array]:
+        if self._wording is None:
+            return no_words(len(found.rows))
+        desired = self.wanted(found.predicted)
+        words = self._wording.columns(found.rows, found.fcf, found.has_fcf, found.wants_fcf, desired, found.binding)
+        if self._only is not None:  # nothing is said about rows that were not asked for
+            asked = pa.array(found.is_explained)
+            words = {name: pc.if_else(asked, column, pa.scalar(None, column.type)) for name, column in words.items()}
+        return words
 
     def _reject_columns(self, rejected: pa.Table, rejects: Rejects) -> pa.Table:
         bad = ~rejects.good
@@ -279,12 +299,16 @@ def selected_class(only: str, schema: TableSchema) -> int | None:
 
 
 def binding_features(cf: Encoded, fcf: Encoded, schema: TableSchema) -> npt.NDArray[np.int16]:
-    """(N, 4) the features that the rules have moved most away from what the network proposes, -1 for none."""
+    """(N, 4) the features that the rules have moved most away from what the network proposes, -1 for none.
+
+    They are positions in the schema.
+    """
     spans = np.array([feature.span for feature in schema.continuous])
     moved = np.concatenate([np.abs(cf.values - fcf.values) / spans, cf.codes != fcf.codes], axis=1)
     order = np.argsort(-moved, axis=1, kind="stable")[:, :NUM_REASONS]
+    position = np.array([schema.features.index(feature) for feature in (*schema.continuous, *schema.categorical)])
     binding = np.full((len(moved), NUM_REASONS), -1, dtype=np.int16)
-    binding[:, : order.shape[1]] = np.where(np.take_along_axis(moved, order, axis=1) > 0, order, -1)
+    binding[:, : order.shape[1]] = np.where(np.take_along_axis(moved, order, axis=1) > 0, position[order], -1)
     return binding
 
 

@@ -45,10 +45,7 @@ class Explanations:
     fcf_probability: Floats
     status: npt.NDArray[np.int8]
     binding: npt.NDArray[np.int16]
-    """(N, 4) of rows without a feasible counterfactual: features whose rules stand in the way, -1 for none.
-
-    Numbers come first, then categories.
-    """
+    """(N, 4) of rows without a feasible counterfactual: positions of features whose rules stand in the way, or -1."""
     options: list[Option] = field(default_factory=list)
     """The second feasible counterfactual, the third, ..."""
 

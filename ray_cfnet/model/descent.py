@@ -9,8 +9,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-Sync = Callable[[Tensor, int], None]
-"""Averages a gradient over all workers in place, weighted by each worker's number of rows."""
+Wait = Callable[[], None]
+Sync = Callable[[Tensor, int], Wait | None]
+"""Begins to average a gradient over all workers in place, weighted by each worker's number of rows.
+
+Returns what waits until it is done, or None when there is nothing to wait for.
+"""
 
 
 def alone(gradient: Tensor, num_rows: int) -> None:
@@ -33,23 +37,42 @@ class Descent:
     ) -> None:
         self.vector = nn.Parameter(vector)
         self.weights = list(weights)
+        self.rate = rate
         self.clip = clip
         self.sync = sync
         self.optimizer = torch.optim.Adam([self.vector], lr=rate, fused=True)
-
-    def set_rate(self, rate: float) -> None:
-        self.optimizer.param_groups[0]["lr"] = rate
+        self._begun: tuple[Tensor, Wait, float] | None = None
 
     def step(self, losses: Sequence[Tensor], factors: Sequence[float], num_rows: int) -> None:
         """One step on the mean over the rows of all workers of sum(factor * loss); a loss is a sum over rows.
 
         Only `weights` get gradients.
         """
+        self.begin(losses, factors, num_rows)
+        self.finish()
+
+    def begin(self, losses: Sequence[Tensor], factors: Sequence[float], num_rows: int) -> None:
+        """A step that waits for other workers only in `finish`; the weights must not be used before."""
         # Factors as gradients of the losses: nothing to multiply on the way forward or back.
         weighted = [loss.new_tensor(factor / max(num_rows, 1)) for loss, factor in zip(losses, factors, strict=True)]
         parts = torch.autograd.grad(losses, self.weights, weighted)
         gradient = torch.cat([part.flatten() for part in parts])
-        self.sync(gradient, num_rows)
+        wait = self.sync(gradient, num_rows)
+        if wait is None:
+            self._apply(gradient, self.rate)
+        else:
+            self._begun = gradient, wait, self.rate
+
+    def finish(self) -> None:
+        """Ends the step that was begun, if there is one."""
+        if self._begun is not None:
+            gradient, wait, rate = self._begun
+            self._begun = None
+            wait()
+            self._apply(gradient, rate)
+
+    def _apply(self, gradient: Tensor, rate: float) -> None:
         gradient *= (self.clip / (gradient.norm() + 1e-6)).clamp(max=1.0)
         self.vector.grad = gradient
+        self.optimizer.param_groups[0]["lr"] = rate
         self.optimizer.step()

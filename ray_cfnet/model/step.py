@@ -101,12 +101,13 @@ class TwoStageUpdate:
         if self.settings.schedule == "cosine":
             share = 0.01 + 0.99 * (1 + math.cos(math.pi * done)) / 2
             for descent in (self.prediction, self.generator):
-                descent.set_rate(self.settings.learning_rate * share)
+                descent.rate = self.settings.learning_rate * share
 
     def __call__(self, rows: Rows, labels: Tensor) -> Losses:
         """Trains on B rows. An empty batch still takes part in every `sync`.
 
-        `labels` are class indices or, as floats, another model's probabilities of class 1 of two.
+        `labels` are class indices or, as floats, another model's probabilities of class 1 of two. With several workers
+        g's step ends in the next call, or in `finish`: nothing needs g before, and its average travels meanwhile.
         """
         x = self.net.layout.dense(rows)
         started = time.perf_counter()
@@ -119,6 +120,10 @@ class TwoStageUpdate:
             validity, proximity = self._stage_2(rows, x)
             ended = time.perf_counter()
         return Losses(len(rows), prediction, validity, proximity, between - started, ended - between)
+
+    def finish(self) -> None:
+        """Ends the last step: the weights are whole then."""
+        self.generator.finish()
 
     def _stage_1(self, rows: Rows, x: Tensor, labels: Tensor) -> Tensor:
         self.net.set_dropout(predictor=True, generator=True)
@@ -135,10 +140,13 @@ class TwoStageUpdate:
             z = self._encode(rows, x)
             p, probabilities = self.net.predict(z)
             target = self._validity_target(probabilities)
+        self.generator.finish()
         validity, proximity = self._counterfactual_losses(rows, x, p, z, target)
         if self.moves_generator:
             factors = (self.settings.lambda_valid, self.settings.lambda_prox)
-            self.generator.step([validity, proximity], factors, len(rows))
+            self.generator.begin([validity, proximity], factors, len(rows))
+            if learns:
+                self.generator.finish()
         return validity.detach(), proximity.detach()
 
     def _single_stage(self, rows: Rows, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:

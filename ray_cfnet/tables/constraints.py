@@ -74,3 +74,18 @@ def violations(rows: Encoded, candidates: Encoded, schema: TableSchema) -> Mask:
         if category.direction != "any":
             broken |= (code < x_code) if category.direction == "increase" else (code > x_code)
     return broken
+
+
+def rule_text(feature: Continuous | Categorical) -> str:
+    """The rules of a feature in a few words: `only up, 0.., step 100`; empty where all is allowed."""
+    if feature.immutable:
+        return "immutable"
+    said = [{"any": "", "increase": "only up", "decrease": "only down"}[feature.direction]]
+    if isinstance(feature, Continuous):
+        lower, upper = ("" if end is None else f"{end:,.12g}" for end in feature.bounds)
+        said.append(f"{lower}..{upper}" if lower or upper else "")
+        grid = feature.grid
+        said.append(f"step {grid.multiple / 10**grid.decimals:,.12g}" if grid else "")
+    elif feature.ordered:
+        said.append(" < ".join(map(str, feature.categories)))
+    return ", ".join(filter(None, said))

@@ -3,7 +3,7 @@
 import difflib
 import os
 import posixpath
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -180,7 +180,7 @@ def _footer(file: Location) -> tuple[tuple[int, ...], pa.Schema]:
 
 def read_unit(
     root: Location, unit: Unit, columns: list[str] | None, dictionaries: list[str], batch_rows: int
-) -> Iterator[tuple[Piece, int, pa.RecordBatch]]:
+) -> Generator[tuple[Piece, int, pa.RecordBatch], None, None]:
     """The unit's rows as (piece, number of the batch's first row in the table, batch).
 
     `dictionaries` names string columns with few distinct values: as dictionaries they are faster to read

@@ -38,12 +38,13 @@ def test_no_command_or_option_vanishes_unnoticed() -> None:
         "promote": sorted([*common, "--bundle", "-b", "--store", "--force", "--rollback"]),
         "models": ["--json", "store"],
         "runs": ["--json", "--show", "output"],
+        "show": sorted(["--json", "--key", "-k", "--partition", "-p", "--bundle", "-b", "output"]),
         "demo": sorted([*common, "--output", "-o"]),
         "config": sorted(common),
     }
 
 
-@pytest.mark.parametrize("command", ["train", "explain", "evaluate", "promote", "models", "runs", "demo"])
+@pytest.mark.parametrize("command", ["train", "explain", "evaluate", "promote", "models", "runs", "show", "demo"])
 def test_help_teaches_with_an_example(command: str) -> None:
     result = run(command, "--help")
     assert result.returncode == 0
@@ -55,7 +56,7 @@ def test_config_checks_a_file_and_prints_the_schema() -> None:
     checked = run("config", "check", "--config", "conf/loans.yaml", "--set", "training.epochs=7", "--json")
     assert json.loads(checked.stdout)["config"]["training"]["epochs"] == 7
     schema = json.loads(run("config", "schema").stdout)
-    sections = {"table", "split", "model", "training", "cluster", "explain", "evaluate", "output", "promotion"}
+    sections = {"table", "split", "model", "training", "cluster", "explain", "evaluate", "output", "promotion", "words"}
     assert sections == schema["properties"].keys()
 
 
@@ -139,6 +140,20 @@ def test_train_explain_and_evaluate_as_processes_print_one_json_object_each(tmp_
     assert {"rows", "accuracy", "cf", "fcf"} <= metrics.keys()
     assert metrics["fcf"]["violations"] == 0
     assert metrics["model_id"] == trained["model_id"]
+
+
+def test_show_prints_a_row_for_people_and_for_machines(tmp_path: Path) -> None:
+    from tests.unit.outputs import LoansOutput
+
+    output = str(LoansOutput(tmp_path).write().output)
+    shown = run("show", output, "--key", "5", COLUMNS="100")
+    assert shown.returncode == 0, shown.stderr
+    assert "application_id 5  (ds=2026-11-08)" in shown.stdout
+    row = json.loads(run("show", output, "--key", "application_id=5", "--json").stdout)
+    assert row["explanation"] in " ".join(shown.stdout.split())
+    missing = run("show", output, "-k", "-1")
+    assert missing.returncode == 2
+    assert "no row with application_id = -1, explained or rejected, in 8 partitions" in missing.stderr
 
 
 def test_a_failed_job_exits_with_1(tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from ray_cfnet.commands import run_explain, run_runs
+from ray_cfnet.commands import run_explain, run_runs, run_show
 from ray_cfnet.config import Config
 from ray_cfnet.configfile import load_config
-from ray_cfnet.errors import InputError, JobError
+from ray_cfnet.errors import ConfigError, InputError, JobError
+from ray_cfnet.tables.storage import Location
 from tests.integration.conftest import CONF, Trained
 
 QUIET: Any = lambda *_: None  # noqa: E731
@@ -175,3 +176,32 @@ def test_the_manifest_has_what_the_documentation_says(trained: Trained, days: Pa
         name for line in text.splitlines() if line.startswith("| `") for name in line.split("|")[1].split("`")[1::2]
     }
     assert set(json.loads(place.read_text())) == described
+
+
+def test_other_words_are_another_run_and_without_words_the_columns_stay(trained: Trained, days: Path) -> None:
+    explained = [
+        run_explain(configured(days, *overrides), trained.bundle, "ds=2026-11-14", QUIET)
+        for overrides in (
+            (),
+            ("words.to_reach='{changes}'",),
+            ("explain.words=false",),
+            ("words.to_reach='{changes}'",),
+        )
+    ]
+    assert len({run["run_id"] for run in explained}) == 3
+    assert explained[1]["run_id"] == explained[3]["run_id"]
+    told = duckdb.sql(
+        f"SELECT row_status, explanation, reason_1 FROM read_parquet('{days.parent}/out/ds=2026-11-14/*.parquet')"
+    ).fetchall()
+    assert len(told) == DAY_ROWS
+    assert not any(text.startswith("To be approved") for _, text, _ in told)
+    assert all((reason is None) == (status != "ok") for status, _, reason in told)
+    row = run_show(f"{days.parent}/out", ["application_id=3000"], None, None)
+    assert row["rules_problem"] is None
+    assert Location.of(trained.bundle).uri == run_runs(f"{days.parent}/out", explained[3]["run_id"])["bundle"]
+
+
+def test_a_wrong_class_among_the_words_stops_before_anything_starts(trained: Trained, days: Path) -> None:
+    with pytest.raises(ConfigError, match="granted not among"):
+        run_explain(configured(days, "words.classes={granted: yes!}"), trained.bundle, None, QUIET)
+    assert not (days.parent / "out").exists()

@@ -2,6 +2,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ray_cfnet.config import Words
 from ray_cfnet.explain.columns import dictionary_columns, output_schema
 from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.tables.codec import bitmap, flag_column, label_column, number_column
@@ -26,8 +27,9 @@ def test_values_that_hardly_repeat_get_no_dictionary():
     )
     names = dictionary_columns(schema, output_schema(schema, columns))
     assert names[:4] == ["age", "housing", "y", "pred_label"]
-    assert {"cf_age", "fcf_housing", "row_status", "run_id"} <= set(names)
-    assert not {"id", "score", "cf_score", "fcf_score", "pred_proba", "fcf_distance"} & set(names)
+    assert {"cf_age", "fcf_housing", "row_status", "reason_1", "run_id"} <= set(names)
+    hardly_repeat = {"id", "score", "cf_score", "fcf_score", "pred_proba", "fcf_distance", "explanation"}
+    assert not hardly_repeat & set(names)
 
 
 def test_columns_share_a_null_bitmap():
@@ -40,7 +42,7 @@ def test_columns_share_a_null_bitmap():
 
 
 def test_the_explained_table_is_valid_arrow_and_survives_parquet(tmp_path):
-    table = Explainer(untrained_bundle(), None).explain_table(people(1_003), "run")[0]
+    table = Explainer(untrained_bundle(), None, words=Words()).explain_table(people(1_003), "run")[0]
     table.validate(full=True)
     pq.write_table(table, tmp_path / "t.parquet")
     assert pq.read_table(tmp_path / "t.parquet").to_pylist() == table.to_pylist()

@@ -44,6 +44,7 @@ def work(rank: int, cut: int, directory: str) -> None:
     for step in range(STEPS):
         rows, y = batch(step)
         update(rows.take(mine), y[mine])
+    update.finish()
     torch.save(net.state_dict(), f"{directory}/worker-{rank}.pt")
     dist.destroy_process_group()
 
