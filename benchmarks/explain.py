@@ -1,4 +1,4 @@
-"""Explaining speed as ratios, each measured within one run: python benchmarks/explain.py roof memory refine job actors scale
+"""Explaining speed as ratios, each measured within one run: python benchmarks/explain.py roof memory refine job ...
 
 roof     rows/s of the bare loop (read, reject, encode, predict, explain, prove, write; one process, one thread) /
          rows/s of pyarrow reading the same file and writing the same columns (target >= 0.35 at 8 and 30 features)
