@@ -1,116 +1,23 @@
 """The configuration: one YAML file is one `Config`. Reading it from a file is in configfile.py."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic import Field
 
-Label = bool | int | str
-"""A class or a category, in the type its column has."""
+from ray_cfnet.features import CategoricalFeature as CategoricalFeature
+from ray_cfnet.features import ContinuousFeature as ContinuousFeature
+from ray_cfnet.features import Feature, rule_faults
+from ray_cfnet.ruletext import Relation, parse_relation
+from ray_cfnet.section import Fault, Section
+from ray_cfnet.section import Label as Label
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Width = Annotated[int, Field(ge=1)]
 Positive = Annotated[int, Field(ge=1)]
 
 
-def _fault(message: str) -> PydanticCustomError:
-    # The message goes in as context: braces in a user's value must not be read as a template.
-    return PydanticCustomError("fault", "{message}", {"message": message})
-
-
-def _raised_again(details: ErrorDetails) -> InitErrorDetails:
-    kind = _fault(details["ctx"]["message"]) if details["type"] == "fault" else details["type"]
-    again = InitErrorDetails(type=kind, loc=details["loc"], input=details["input"])
-    return {**again, "ctx": details["ctx"]} if "ctx" in details and kind == details["type"] else again
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @classmethod
-    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:  # noqa: ARG003
-        """(key, fault) where keys contradict each other. The data is as written, nothing of it checked yet."""
-        yield from ()
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _every_fault(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Pydantic checks keys together only once each is right; here one fault must not hide another."""
-        faults: list[InitErrorDetails] = []
-        checked = None
-        try:
-            checked = handler(data)
-        except ValidationError as error:
-            faults += [_raised_again(details) for details in error.errors()]
-        if isinstance(data, dict):
-            for key, message in cls._faults_between(data):
-                faults.append(InitErrorDetails(type=_fault(message), loc=(key,), input=data.get(key)))
-        if faults or checked is None:
-            raise ValidationError.from_exception_data(cls.__name__, faults)
-        return checked
-
-
-class ContinuousFeature(_Section):
-    """A number. Integers stay integers; other columns keep the decimals seen in training."""
-
-    kind: Literal["continuous"]
-    step: float | None = Field(
-        default=None, gt=0, description="changed values are multiples of this; default: 1 for integers"
-    )
-    direction: Literal["any", "increase", "decrease"] = "any"
-    bounds: tuple[float | None, float | None] | None = Field(
-        default=None, description="[lower, upper]; null leaves a side open; rows outside are rejected"
-    )
-    immutable: bool = False
-
-    @field_validator("bounds")
-    @classmethod
-    def _ordered(cls, bounds: tuple[float | None, float | None] | None) -> Any:
-        if bounds is not None:
-            lower, upper = bounds
-            if lower is not None and upper is not None and lower > upper:
-                raise _fault(f"lower {lower:g} > upper {upper:g}")
-        return bounds
-
-
-class CategoricalFeature(_Section):
-    """One of a set of values, learned from the training split, or listed in `order`."""
-
-    kind: Literal["categorical"]
-    order: list[Label] | None = Field(default=None, description="every category, from lowest to highest")
-    direction: Literal["any", "increase", "decrease"] = "any"
-    immutable: bool = False
-
-    @field_validator("order")
-    @classmethod
-    def _distinct(cls, order: list[Label] | None) -> list[Label] | None:
-        if order is not None:
-            if len(order) < 2:
-                raise _fault("an order needs at least two categories")
-            twice = sorted({str(value) for value in order if order.count(value) > 1})
-            if twice:
-                raise _fault(f"listed twice: {', '.join(twice)}")
-        return order
-
-    @classmethod
-    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
-        if data.get("direction") in ("increase", "decrease") and not data.get("order"):
-            yield "direction", f"{data['direction']} needs an order that lists the categories from low to high"
-
-
-Feature = Annotated[ContinuousFeature | CategoricalFeature, Field(discriminator="kind")]
-
-
-class Sample(_Section):
+class Sample(Section):
     """A table that ray-cfnet makes by itself, written to `table.path` when nothing is there yet."""
 
     name: Literal["loans", "cancer"]
@@ -118,7 +25,7 @@ class Sample(_Section):
     seed: int = Field(default=0, ge=0, lt=2**31)
 
 
-class Table(_Section):
+class Table(Section):
     """The table: where it is, what is predicted, and what a person can change."""
 
     path: str = Field(description="a Parquet file, a directory or a hive-partitioned tree; local or s3://")
@@ -129,17 +36,27 @@ class Table(_Section):
     )
     keys: list[str] = Field(default=[], description="columns that identify a row, passed through")
     features: dict[str, Feature] = Field(min_length=1)
+    rules: list[str] = Field(
+        default=[], description="between features: `a <= b` of numbers, or `if a changes then b changes`"
+    )
     sample: Sample | None = None
 
+    @property
+    def relations(self) -> list[Relation]:
+        return [parse_relation(rule, self.features) for rule in self.rules]
+
     @classmethod
-    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    def _faults_between(cls, data: dict[str, Any]) -> Iterator[Fault]:
         target = data.get("target")
         for role, kind in (("features", dict), ("keys", list)):
             if isinstance(data.get(role), kind) and isinstance(target, str) and target in data[role]:
                 yield "target", f"{target!r} is also listed under {role}; remove one"
+        rules, features = data.get("rules"), data.get("features")
+        if isinstance(rules, list) and isinstance(features, dict):
+            yield from rule_faults(rules, features)
 
 
-class Split(_Section):
+class Split(Section):
     """Which rows train, choose the best epoch, and test."""
 
     method: Literal["sequential", "random"] = "sequential"
@@ -149,13 +66,13 @@ class Split(_Section):
     seed: int = Field(default=0, ge=0, lt=2**31)
 
     @classmethod
-    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    def _faults_between(cls, data: dict[str, Any]) -> Iterator[Fault]:
         parts = [data.get(name, cls.model_fields[name].default) for name in ("train", "validation", "test")]
         if all(isinstance(part, int | float) for part in parts) and abs(sum(parts) - 1) > 1e-6:
             yield "train", f"train + validation + test is {sum(parts):g}, not 1"
 
 
-class Model(_Section):
+class Model(Section):
     """Hidden layer widths; input and output widths follow from the table."""
 
     encoder: list[Width] = Field(default=[50, 10], min_length=1)
@@ -170,7 +87,7 @@ class Model(_Section):
     block: Literal["linear", "conv"] = Field(default="linear", description="conv: ablation Conv")
 
 
-class Selection(_Section):
+class Selection(Section):
     """The best epoch has the largest validity * v + accuracy * a - proximity * p on the validation split.
 
     v is the validity of the worse of cf and fcf, up to 0.998. Kept is the latest epoch within `tolerance` of it.
@@ -182,7 +99,7 @@ class Selection(_Section):
     tolerance: float = Field(default=0.05, ge=0)
 
 
-class Training(_Section):
+class Training(Section):
     """The two-stage update (paper, section 3.3 and appendix B.4) and its ablations."""
 
     epochs: int = Field(default=100, ge=1)
@@ -220,14 +137,14 @@ class Training(_Section):
     seed: int = Field(default=0, ge=0, lt=2**31)
 
     @classmethod
-    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    def _faults_between(cls, data: dict[str, Any]) -> Iterator[Fault]:
         if data.get("update") == "posthoc" and data.get("freeze") is False:
             yield "freeze", "false contradicts update: posthoc, which explains a finished predictor; remove one"
         if data.get("update") == "posthoc" and data.get("patience") is not None:
             yield "patience", "would end update: posthoc before its generator is trained; remove one"
 
 
-class Cluster(_Section):
+class Cluster(Section):
     """How much of the Ray cluster to use."""
 
     num_workers: int = Field(default=1, ge=1, description="Ray Train workers")
@@ -246,7 +163,7 @@ class Cluster(_Section):
     actor_gpus: float = Field(default=0.0, ge=0, description="GPUs of an actor; 0.25 lets four share one")
 
     @classmethod
-    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    def _faults_between(cls, data: dict[str, Any]) -> Iterator[Fault]:
         actors = data.get("num_actors")
         if isinstance(actors, list) and all(isinstance(n, int) for n in actors) and actors != sorted(actors):
             yield "num_actors", f"{actors} is no range from least to most"
@@ -255,7 +172,7 @@ class Cluster(_Section):
             yield "max_workers", f"{most} is less than num_workers ({fewest})"
 
 
-class Explain(_Section):
+class Explain(Section):
     """What to explain and how the work is cut."""
 
     desired: Label = Field(default="opposite", description="opposite, or the class every row should reach")
@@ -272,7 +189,7 @@ class Explain(_Section):
     retries: int = Field(default=3, ge=0, description="further attempts at a unit that cannot be read or written")
 
 
-class Evaluate(_Section):
+class Evaluate(Section):
     """What `evaluate` measures beside accuracy and counterfactuals."""
 
     second_order_threshold: float = Field(
@@ -286,7 +203,7 @@ class Evaluate(_Section):
     robustness_rows: int = Field(default=5_000, ge=1, description="rows attacked at most, spread over the table")
 
 
-class Output(_Section):
+class Output(Section):
     """Where results go: bundles for train, the explained table for explain."""
 
     path: str = "out/"
@@ -295,7 +212,7 @@ class Output(_Section):
     )
 
 
-class Tolerance(_Section):
+class Tolerance(Section):
     """How much worse than the current bundle's a figure may be; null: not compared."""
 
     accuracy: float | None = Field(default=0.005, ge=0)
@@ -303,7 +220,7 @@ class Tolerance(_Section):
     proximity: float | None = Field(default=0.01, ge=0, description="of cf and of fcf")
 
 
-class Promotion(_Section):
+class Promotion(Section):
     """What a bundle's test metrics must be for `ray-cfnet promote` to take it into use; null: no limit."""
 
     min_accuracy: float | None = Field(default=None, ge=0, le=1)
@@ -314,7 +231,7 @@ class Promotion(_Section):
     tolerance: Tolerance = Tolerance()
 
 
-class Config(_Section):
+class Config(Section):
     """Everything one run needs to know."""
 
     table: Table
