@@ -109,7 +109,7 @@ def _number_stats(column: pa.ChunkedArray, declared: config.ContinuousFeature) -
     values = values[usable]
     if len(values):
         stats.lower, stats.upper = float(values.min()), float(values.max())
-        stats.decimals = _decimals(values, kept)
+        stats.decimals = decimals_of(values, kept)
     return stats
 
 
@@ -120,7 +120,7 @@ def typed_bounds(declared: config.ContinuousFeature, arrow_type: str) -> tuple[f
     return None if lower is None else float(narrow(lower)), None if upper is None else float(narrow(upper))
 
 
-def _decimals(values: FloatArray, kept: pa.DataType) -> int:
+def decimals_of(values: FloatArray, kept: pa.DataType) -> int:
     """The fewest decimals that write all values exactly; one more than looked for when none does."""
     if pa.types.is_integer(kept):
         return 0
