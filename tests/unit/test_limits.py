@@ -161,6 +161,12 @@ def test_a_changed_value_is_one_of_those_listed():
     assert limited(40.0, 59.0, Grid(1, 0), allowed=(0.0, 60.0), max_change=15.0) == 40.0
 
 
+def test_listed_values_at_the_very_ends_of_the_bounds_can_be_reached():
+    for candidate in (0.0, 60.0):
+        assert limited(40.0, candidate, Grid(1, 0), allowed=(0.0, 60.0), bounds=(0.0, 60.0)) == candidate
+        assert limited(40.0, candidate, Grid(1, 0), allowed=(20.0, 60.0), max_change=20.0) in (20.0, 60.0)
+
+
 @given(
     x=st.floats(-1e3, 1e3, width=32),
     candidate=st.floats(-1e6, 1e6, width=32),
