@@ -149,6 +149,12 @@ def test_a_share_is_that_of_the_rows_own_value():
     assert limited(0.0, 90.0, Grid(1, 0), max_change_percent=20.0) == 0.0
 
 
+def test_nothing_changes_when_no_step_lies_within_the_largest_change():
+    assert limited(14.0, 0.0, Grid(10, 0), max_change=3.0) == 14.0
+    assert limited(14.0, 99.0, Grid(10, 0), max_change=3.0) == 14.0
+    assert limited(14.0, 0.0, Grid(10, 0), max_change=4.0) == 10.0
+
+
 def test_a_change_below_the_tolerance_is_taken_back():
     assert limited(40.0, 44.0, Grid(1, 0), tolerance=5.0) == 40.0
     assert limited(40.0, 45.0, Grid(1, 0), tolerance=5.0) == 45.0

@@ -230,6 +230,13 @@ def test_the_audit_names_rows_that_break_a_rule_between_features(rule: Relation,
     assert violations(rows, rows, numbers_and_rules(rule)).tolist() == [False]
 
 
+def test_a_move_for_an_order_is_a_whole_change_or_none():
+    schema = numbers_and_rules(at_most("a", "b"), a={"tolerance": 15.0}, b={"immutable": True})
+    assert project(one_row(10, 20, 30), one_row(60, 20, 30), schema).values[0].tolist() == [10, 20, 30]
+    schema = numbers_and_rules(at_most("a", "b"), a={"tolerance": 5.0}, b={"immutable": True})
+    assert project(one_row(10, 20, 30), one_row(60, 20, 30), schema).values[0].tolist() == [20, 20, 30]
+
+
 def test_a_chain_of_orders_holds_from_end_to_end():
     schema = numbers_and_rules(at_most("a", "b"), at_most("b", "c"))
     for wanted in itertools.product((5, 25, 60), repeat=3):
