@@ -25,7 +25,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-config_app = typer.Typer(help="Check a configuration, or print the JSON schema of all its keys.", rich_markup_mode=None)
+config_app = typer.Typer(
+    help="Check a configuration, suggest one for a table, or print the JSON schema of all keys.", rich_markup_mode=None
+)
 app.add_typer(config_app, name="config")
 
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="the YAML file", metavar="FILE")]
@@ -354,6 +356,37 @@ def schema(as_json: AsJson = False) -> None:
     """
     text = json.dumps(Config.model_json_schema(), indent=None if as_json else 2)
     _machine_output.write(text + "\n")
+
+
+@config_app.command()
+def suggest(
+    table: Annotated[str, typer.Argument(help="a Parquet file or directory, local or s3://", metavar="TABLE")],
+    target: Annotated[str | None, typer.Option("--target", help="the column to predict", metavar="NAME")] = None,
+    keys: Annotated[
+        list[str] | None, typer.Option("--keys", help="a column that identifies a row; repeatable", metavar="NAME")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="ask nothing: what looks immutable is")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print a first configuration for a table, each proposal with its reason; look at every line before using it.
+
+    It reads the footers and at most 200,000 rows. On a terminal it asks about features that a person probably
+    cannot change.
+
+    Example: ray-cfnet config suggest data/loans > loans.yaml
+    """
+    from ray_cfnet.tables.suggest import suggest_config
+
+    asks = not (yes or as_json) and sys.stdin.isatty() and sys.stderr.isatty()
+
+    def confirm(name: str) -> bool:
+        return not asks or typer.confirm(f"Is {name} something that a person cannot change?", default=True, err=True)
+
+    text = suggest_config(table, target, keys or [], confirm)
+    if as_json:
+        _print_json({"yaml": text})
+    else:
+        _machine_output.write(text)
 
 
 _machine_output: Any = sys.stdout

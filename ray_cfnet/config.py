@@ -3,70 +3,23 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from ray_cfnet.config_words import FEATURE_WORDS, Words
-from ray_cfnet.section import Label
-from ray_cfnet.section import Section as _Section
-from ray_cfnet.section import fault as _fault
+from ray_cfnet.config_words import FEATURE_WORDS
+from ray_cfnet.config_words import Words as Words
+from ray_cfnet.features import CategoricalFeature as CategoricalFeature
+from ray_cfnet.features import ContinuousFeature as ContinuousFeature
+from ray_cfnet.features import Feature, rule_faults
+from ray_cfnet.ruletext import Relation, parse_relation
+from ray_cfnet.section import Fault, Section
+from ray_cfnet.section import Label as Label
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Width = Annotated[int, Field(ge=1)]
 Positive = Annotated[int, Field(ge=1)]
 
 
-class ContinuousFeature(_Section):
-    """A number. Integers stay integers; other columns keep the decimals seen in training."""
-
-    kind: Literal["continuous"]
-    step: float | None = Field(
-        default=None, gt=0, description="changed values are multiples of this; default: 1 for integers"
-    )
-    direction: Literal["any", "increase", "decrease"] = "any"
-    bounds: tuple[float | None, float | None] | None = Field(
-        default=None, description="[lower, upper]; null leaves a side open; rows outside are rejected"
-    )
-    immutable: bool = False
-
-    @field_validator("bounds")
-    @classmethod
-    def _ordered(cls, bounds: tuple[float | None, float | None] | None) -> Any:
-        if bounds is not None:
-            lower, upper = bounds
-            if lower is not None and upper is not None and lower > upper:
-                raise _fault(f"lower {lower:g} > upper {upper:g}")
-        return bounds
-
-
-class CategoricalFeature(_Section):
-    """One of a set of values, learned from the training split, or listed in `order`."""
-
-    kind: Literal["categorical"]
-    order: list[Label] | None = Field(default=None, description="every category, from lowest to highest")
-    direction: Literal["any", "increase", "decrease"] = "any"
-    immutable: bool = False
-
-    @field_validator("order")
-    @classmethod
-    def _distinct(cls, order: list[Label] | None) -> list[Label] | None:
-        if order is not None:
-            if len(order) < 2:
-                raise _fault("an order needs at least two categories")
-            twice = sorted({str(value) for value in order if order.count(value) > 1})
-            if twice:
-                raise _fault(f"listed twice: {', '.join(twice)}")
-        return order
-
-    @classmethod
-    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
-        if data.get("direction") in ("increase", "decrease") and not data.get("order"):
-            yield "direction", f"{data['direction']} needs an order that lists the categories from low to high"
-
-
-Feature = Annotated[ContinuousFeature | CategoricalFeature, Field(discriminator="kind")]
-
-
-class Sample(_Section):
+class Sample(Section):
     """A table that ray-cfnet makes by itself, written to `table.path` when nothing is there yet."""
 
     name: Literal["loans", "cancer"]
@@ -74,7 +27,7 @@ class Sample(_Section):
     seed: int = Field(default=0, ge=0, lt=2**31)
 
 
-class Table(_Section):
+class Table(Section):
     """The table: where it is, what is predicted, and what a person can change."""
 
     path: str = Field(description="a Parquet file, a directory or a hive-partitioned tree; local or s3://")
@@ -85,17 +38,27 @@ class Table(_Section):
     )
     keys: list[str] = Field(default=[], description="columns that identify a row, passed through")
     features: dict[str, Feature] = Field(min_length=1)
+    rules: list[str] = Field(
+        default=[], description="between features: `a <= b` of numbers, or `if a changes then b changes`"
+    )
     sample: Sample | None = None
 
+    @property
+    def relations(self) -> list[Relation]:
+        return [parse_relation(rule, self.features) for rule in self.rules]
+
     @classmethod
-    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    def _faults_between(cls, data: dict[str, Any]) -> Iterator[Fault]:
         target = data.get("target")
         for role, kind in (("features", dict), ("keys", list)):
             if isinstance(data.get(role), kind) and isinstance(target, str) and target in data[role]:
                 yield "target", f"{target!r} is also listed under {role}; remove one"
+        rules, features = data.get("rules"), data.get("features")
+        if isinstance(rules, list) and isinstance(features, dict):
+            yield from rule_faults(rules, features)
 
 
-class Split(_Section):
+class Split(Section):
     """Which rows train, choose the best epoch, and test."""
 
     method: Literal["sequential", "random"] = "sequential"
@@ -105,13 +68,13 @@ class Split(_Section):
     seed: int = Field(default=0, ge=0, lt=2**31)
 
     @classmethod
-    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    def _faults_between(cls, data: dict[str, Any]) -> Iterator[Fault]:
         parts = [data.get(name, cls.model_fields[name].default) for name in ("train", "validation", "test")]
         if all(isinstance(part, int | float) for part in parts) and abs(sum(parts) - 1) > 1e-6:
             yield "train", f"train + validation + test is {sum(parts):g}, not 1"
 
 
-class Model(_Section):
+class Model(Section):
     """Hidden layer widths; input and output widths follow from the table."""
 
     encoder: list[Width] = Field(default=[50, 10], min_length=1)
@@ -135,7 +98,7 @@ class Model(_Section):
             yield "generator_kind", "gated needs block: linear"
 
 
-class Selection(_Section):
+class Selection(Section):
     """The best epoch has the largest validity * v + accuracy * a - proximity * p on the validation split.
 
     v is the validity of the worse of cf and fcf, up to 0.998. Kept is the latest epoch within `tolerance` of it.
@@ -147,7 +110,7 @@ class Selection(_Section):
     tolerance: float = Field(default=0.05, ge=0)
 
 
-class Training(_Section):
+class Training(Section):
     """The two-stage update (paper, section 3.3 and appendix B.4) and its ablations."""
 
     epochs: int = Field(default=100, ge=1)
@@ -185,14 +148,14 @@ class Training(_Section):
     seed: int = Field(default=0, ge=0, lt=2**31)
 
     @classmethod
-    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    def _faults_between(cls, data: dict[str, Any]) -> Iterator[Fault]:
         if data.get("update") == "posthoc" and data.get("freeze") is False:
             yield "freeze", "false contradicts update: posthoc, which explains a finished predictor; remove one"
         if data.get("update") == "posthoc" and data.get("patience") is not None:
             yield "patience", "would end update: posthoc before its generator is trained; remove one"
 
 
-class Cluster(_Section):
+class Cluster(Section):
     """How much of the Ray cluster to use."""
 
     num_workers: int = Field(default=1, ge=1, description="Ray Train workers")
@@ -211,7 +174,7 @@ class Cluster(_Section):
     actor_gpus: float = Field(default=0.0, ge=0, description="GPUs of an actor; 0.25 lets four share one")
 
     @classmethod
-    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    def _faults_between(cls, data: dict[str, Any]) -> Iterator[Fault]:
         actors = data.get("num_actors")
         if isinstance(actors, list) and all(isinstance(n, int) for n in actors) and actors != sorted(actors):
             yield "num_actors", f"{actors} is no range from least to most"
@@ -220,7 +183,7 @@ class Cluster(_Section):
             yield "max_workers", f"{most} is less than num_workers ({fewest})"
 
 
-class Explain(_Section):
+class Explain(Section):
     """What to explain and how the work is cut."""
 
     desired: Label = Field(default="opposite", description="opposite, or the class every row should reach")
@@ -258,7 +221,7 @@ class Explain(_Section):
     )
 
 
-class Evaluate(_Section):
+class Evaluate(Section):
     """What `evaluate` measures beside accuracy and counterfactuals."""
 
     second_order_threshold: float = Field(
@@ -272,7 +235,7 @@ class Evaluate(_Section):
     robustness_rows: int = Field(default=5_000, ge=1, description="rows attacked at most, spread over the table")
 
 
-class Output(_Section):
+class Output(Section):
     """Where results go: bundles for train, the explained table for explain."""
 
     path: str = "out/"
@@ -281,7 +244,7 @@ class Output(_Section):
     )
 
 
-class Tolerance(_Section):
+class Tolerance(Section):
     """How much worse than the current bundle's a figure may be; null: not compared."""
 
     accuracy: float | None = Field(default=0.005, ge=0)
@@ -289,7 +252,7 @@ class Tolerance(_Section):
     proximity: float | None = Field(default=0.01, ge=0, description="of cf and of fcf")
 
 
-class Promotion(_Section):
+class Promotion(Section):
     """What a bundle's test metrics must be for `ray-cfnet promote` to take it into use; null: no limit."""
 
     min_accuracy: float | None = Field(default=None, ge=0, le=1)
@@ -300,7 +263,7 @@ class Promotion(_Section):
     tolerance: Tolerance = Tolerance()
 
 
-class Config(_Section):
+class Config(Section):
     """Everything one run needs to know."""
 
     table: Table

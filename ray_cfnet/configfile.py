@@ -9,8 +9,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ray_cfnet.config import CategoricalFeature, Config, ContinuousFeature
+from ray_cfnet.config import Config
 from ray_cfnet.errors import ConfigError
+from ray_cfnet.features import CategoricalFeature, ContinuousFeature
 
 _FEATURE_KINDS: dict[str, type[BaseModel]] = {
     "continuous": ContinuousFeature,

@@ -1,4 +1,4 @@
-"""What every section of the configuration has in common: unknown keys and contradictions are faults, all at once."""
+"""What all parts of the configuration share: frozen, no unknown keys, and every fault told at once."""
 
 from collections.abc import Iterator
 from typing import Any, Self
@@ -8,6 +8,12 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 Label = bool | int | str
 """A class or a category, in the type its column has."""
+
+Place = str | tuple[int | str, ...]
+"""A key of a section, or a path below it."""
+
+Fault = tuple[Place, str]
+"""Where something is wrong, and what."""
 
 
 def fault(message: str) -> PydanticCustomError:
@@ -25,8 +31,8 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @classmethod
-    def _faults_between(cls, data: dict[str, Any]) -> Iterator[tuple[str | tuple[str, ...], str]]:  # noqa: ARG003
-        """(key or path of keys, fault) where keys contradict each other. The data is as written, not checked yet."""
+    def _faults_between(cls, data: dict[str, Any]) -> Iterator[Fault]:  # noqa: ARG003
+        """(key, fault) where keys contradict each other. The data is as written, nothing of it checked yet."""
         yield from ()
 
     @model_validator(mode="wrap")
@@ -41,8 +47,8 @@ class Section(BaseModel):
             faults += [_raised_again(details) for details in error.errors()]
         if isinstance(data, dict):
             for key, message in cls._faults_between(data):
-                path = (key,) if isinstance(key, str) else key
-                faults.append(InitErrorDetails(type=fault(message), loc=path, input=data.get(path[0])))
+                loc = (key,) if isinstance(key, str) else key
+                faults.append(InitErrorDetails(type=fault(message), loc=loc, input=data.get(str(loc[0]))))
         if faults or checked is None:
             raise ValidationError.from_exception_data(cls.__name__, faults)
         return checked

@@ -1,5 +1,6 @@
 """MODEL_CARD.md: what a person should know before using a model."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from ray_cfnet.tables.schema import Categorical, Continuous, Feature, TableSchema
@@ -37,6 +38,7 @@ def model_card(schema: TableSchema, settings: dict[str, Any], metrics: dict[str,
         "|---|---|---|---|",
         *(f"| {_cell(f.name)} | {f.kind} | {_cell(_values(f))} | {_cell(_rule(f))} |" for f in schema.features),
         "",
+        *([f"Between features: {'; '.join(map(str, schema.rules))}.", ""] if schema.rules else []),
         "## Metrics on the test split",
         "",
         "| | validity | proximity | sparsity | manifold | violations |",
@@ -58,7 +60,7 @@ def _cell(text: str) -> str:
 
 def _values(feature: Feature) -> str:
     if isinstance(feature, Continuous):
-        step = f", step {feature.grid.multiple / 10**feature.grid.decimals:g}" if feature.grid else ""
+        step = f", step {feature.grid.step:g}" if feature.grid else ""
         return f"{feature.lower:g} to {feature.upper:g}{step}"
     separator = " < " if feature.ordered else ", "
     shown = separator.join(map(str, feature.categories[:12]))
@@ -72,7 +74,25 @@ def _rule(feature: Continuous | Categorical) -> str:
     if isinstance(feature, Continuous) and feature.bounds != (None, None):
         lower, upper = ("..." if end is None else f"{end:g}" for end in feature.bounds)
         rule += f", within [{lower}, {upper}]"
-    return rule
+    return ", ".join([rule, *_limits(feature)])
+
+
+def _limits(feature: Continuous | Categorical) -> Iterator[str]:
+    if feature.allowed is not None:
+        yield f"to {' or '.join(map(_plain, feature.allowed))} only"
+    if isinstance(feature, Categorical):
+        yield from (f"not from {start} to {end}" for start, end in feature.forbidden)
+        return
+    if feature.max_change is not None:
+        yield f"by at most {_plain(feature.max_change)}"
+    if feature.max_change_percent is not None:
+        yield f"by at most {_plain(feature.max_change_percent)} %"
+    if feature.tolerance:
+        yield f"by at least {_plain(feature.tolerance)}"
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _metric_row(name: str, values: dict[str, Any]) -> str:

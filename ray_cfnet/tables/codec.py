@@ -11,14 +11,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ray_cfnet.tables.schema import Continuous, FloatArray, TableSchema, value_type
+from ray_cfnet.tables.schema import LARGEST_EXACT_INTEGER, Continuous, FloatArray, TableSchema, value_type
 
 CodeArray = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-REJECT_REASONS = ("null", "nan", "infinite", "unseen_category", "out_of_domain")
+REJECT_REASONS = ("null", "nan", "infinite", "unseen_category", "out_of_domain", "breaks_rule")
 
-_LARGEST_EXACT_INTEGER = 2.0**53 - 1
 _FAR_IN_UNITS = 1e6
 """A value a million training ranges away is not a row the model can speak about (and overflows float32)."""
 
@@ -87,6 +86,10 @@ def encode(table: pa.Table | pa.RecordBatch, schema: TableSchema) -> tuple[Encod
                 rejects.mark(codes < 0, "unseen_category", position)
             encoded.codes[:, next_code] = codes
             next_code += 1
+    for rule in schema.rules:
+        if rule.kind == "at_most":
+            first, second = (encoded.values[:, schema.position(name)] for name in (rule.first, rule.second))
+            rejects.mark(first > second, "breaks_rule", schema.feature_names.index(rule.first))
     return encoded, rejects
 
 
@@ -122,7 +125,7 @@ def _mark_bad_numbers(
     lowest = max(middle - far, -np.inf if lower is None else lower)
     highest = min(middle + far, np.inf if upper is None else upper)
     if pa.types.is_integer(value_type(arrow_type)):
-        lowest, highest = max(lowest, -_LARGEST_EXACT_INTEGER), min(highest, _LARGEST_EXACT_INTEGER)
+        lowest, highest = max(lowest, -LARGEST_EXACT_INTEGER), min(highest, LARGEST_EXACT_INTEGER)
     # Both ends are finite, and NaN is in no range: nearly always this is the only look at the values.
     if len(values) == 0 or (lowest <= values.min() and values.max() <= highest):
         return

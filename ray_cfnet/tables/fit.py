@@ -1,148 +1,29 @@
-"""From rows to a schema: statistics that merge, so that many workers can read one table once."""
+"""From statistics of the rows, and what was declared, to a schema."""
 
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ray_cfnet import config
 from ray_cfnet.errors import InputError
-from ray_cfnet.tables.codec import numbers_of
 from ray_cfnet.tables.schema import (
-    NARROW_TYPES,
     Categorical,
     Continuous,
     Feature,
-    FloatArray,
     Grid,
     Label,
     TableSchema,
     Target,
     is_label_type,
+    permitted_changes,
     type_problem,
     value_type,
 )
+from ray_cfnet.tables.stats import MAX_CATEGORIES, MAX_DECIMALS, ColumnStats, typed_bounds
+from ray_cfnet.tables.stats import TableStats as TableStats
 
-MAX_CATEGORIES = 1_000
 MAX_CLASSES = 100
-_MAX_DECIMALS = 6
-
-
-@dataclass
-class ColumnStats:
-    """What one column holds. `lower > upper` and no counts: nothing usable was seen yet."""
-
-    lower: float = np.inf
-    upper: float = -np.inf
-    decimals: int = 0
-    counts: dict[Label, int] = field(default_factory=dict)
-    invalid: dict[str, int] = field(default_factory=dict)
-    """Rows that cannot be used, by reason."""
-    invalid_file: str = ""
-
-    def merge(self, other: "ColumnStats") -> None:
-        self.lower = min(self.lower, other.lower)
-        self.upper = max(self.upper, other.upper)
-        self.decimals = max(self.decimals, other.decimals)
-        for label, count in other.counts.items():
-            # One more than allowed is enough to know that there are too many.
-            if label in self.counts or len(self.counts) <= MAX_CATEGORIES:
-                self.counts[label] = self.counts.get(label, 0) + count
-        for reason, count in other.invalid.items():
-            self.invalid[reason] = self.invalid.get(reason, 0) + count
-        self.invalid_file = min(filter(None, [self.invalid_file, other.invalid_file]), default="")
-
-
-@dataclass
-class TableStats:
-    """A column's statistics by its name, over `num_rows` rows."""
-
-    num_rows: int = 0
-    columns: dict[str, ColumnStats] = field(default_factory=dict)
-
-    def add(self, batch: pa.Table, table: config.Table, file: str) -> None:
-        """Takes in the rows of one batch; `file` is named when a row cannot be used."""
-        self.num_rows += batch.num_rows
-        for name in [*table.features, table.target]:
-            column = batch.column(name)
-            declared = table.features.get(name)
-            if isinstance(declared, config.ContinuousFeature):
-                stats = _number_stats(column, declared)
-            elif declared is None and table.target_probability:
-                stats = _number_stats(column, config.ContinuousFeature(kind="continuous", bounds=(0, 1)))
-            else:
-                stats = _label_stats(column)
-            if stats.invalid:
-                stats.invalid_file = file
-            self.columns.setdefault(name, ColumnStats()).merge(stats)
-
-    def merge(self, other: "TableStats") -> None:
-        self.num_rows += other.num_rows
-        for name, stats in other.columns.items():
-            self.columns.setdefault(name, ColumnStats()).merge(stats)
-
-
-def _number_stats(column: pa.ChunkedArray, declared: config.ContinuousFeature) -> ColumnStats:
-    stats = ColumnStats()
-    if column.null_count:
-        stats.invalid["null"] = column.null_count
-        column = column.drop_null()
-    kept = value_type(column.type)
-    values = numbers_of(column.combine_chunks()).astype(np.float64)
-    lower, upper = typed_bounds(declared, str(kept))
-    with np.errstate(invalid="ignore"):
-        bad = {
-            "nan": np.isnan(values),
-            "infinite": np.isinf(values),
-            "out_of_domain": np.isfinite(values)
-            & ((values < (-np.inf if lower is None else lower)) | (values > (np.inf if upper is None else upper))),
-        }
-    usable = np.ones(len(values), dtype=bool)
-    for reason, mask in bad.items():
-        if mask.any():
-            stats.invalid[reason] = int(mask.sum())
-            usable &= ~mask
-    values = values[usable]
-    if len(values):
-        stats.lower, stats.upper = float(values.min()), float(values.max())
-        stats.decimals = _decimals(values, kept)
-    return stats
-
-
-def typed_bounds(declared: config.ContinuousFeature, arrow_type: str) -> tuple[float | None, float | None]:
-    """Bounds as the column holds them: 0.1 in a float32 column is its nearest float32."""
-    lower, upper = declared.bounds or (None, None)
-    narrow = NARROW_TYPES.get(arrow_type, float)
-    return None if lower is None else float(narrow(lower)), None if upper is None else float(narrow(upper))
-
-
-def _decimals(values: FloatArray, kept: pa.DataType) -> int:
-    """The fewest decimals that write all values exactly; one more than looked for when none does."""
-    if pa.types.is_integer(kept):
-        return 0
-    if pa.types.is_decimal(kept):
-        return int(kept.scale)
-    # A float32 is a decimal rounded once; a double may also come from a sum, such as 0.1 + 0.2.
-    narrow = NARROW_TYPES.get(str(kept))
-    tolerance = 2 * np.finfo(np.float64).eps if narrow is None else 0.51 * float(np.finfo(narrow).eps)
-    for decimals in range(_MAX_DECIMALS + 1):
-        if (np.abs(Grid(1, decimals).snap(values) - values) <= tolerance * np.abs(values)).all():
-            return decimals
-    return _MAX_DECIMALS + 1
-
-
-def _label_stats(column: pa.ChunkedArray) -> ColumnStats:
-    stats = ColumnStats()
-    if column.null_count:
-        stats.invalid["null"] = column.null_count
-        column = column.drop_null()
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    counted = pc.value_counts(column)
-    labels, counts = counted.field(0)[: MAX_CATEGORIES + 1], counted.field(1)[: MAX_CATEGORIES + 1]
-    stats.counts = dict(zip(labels.to_pylist(), counts.to_pylist(), strict=True))
-    return stats
 
 
 def check_types(table: config.Table, columns: pa.Schema, where: str) -> None:
@@ -202,7 +83,8 @@ def fit_schema(table: config.Table, columns: pa.Schema, stats: TableStats, max_r
             "correct the table or table.features in the configuration",
         )
     target_type = str(value_type(columns.field(table.target).type))
-    return TableSchema(tuple(features), Target(table.target, target_type, tuple(classes)), tuple(table.keys))
+    target = Target(table.target, target_type, tuple(classes))
+    return TableSchema(tuple(features), target, tuple(table.keys), tuple(table.relations))
 
 
 def _probability_classes(seen: ColumnStats) -> list[Label]:
@@ -230,12 +112,16 @@ def _fit_continuous(
         faults.append(f"column {name}: constant, always {seen.lower:g} in the training split; remove it from features")
         return None
     whole_steps = not kept.startswith(("float", "double", "halffloat"))
-    grid = Grid(1, seen.decimals) if whole_steps or seen.decimals <= _MAX_DECIMALS else None
-    if declared.step is not None:
-        if whole_steps and Grid.of_step(declared.step).decimals > seen.decimals:
-            faults.append(f"column {name}: step {declared.step:g} is finer than a column of type {kept} can hold")
+    grid = Grid(1, seen.decimals) if whole_steps or seen.decimals <= MAX_DECIMALS else None
+    wanted = None if declared.step is None else Grid.of_step(declared.step)
+    if declared.decimals is not None:
+        wanted = Grid(1, declared.decimals)
+    if wanted is not None:
+        if whole_steps and wanted.decimals > seen.decimals:
+            faults.append(f"column {name}: step {wanted.step:g} is finer than a column of type {kept} can hold")
             return None
-        grid = Grid.of_step(declared.step)
+        grid = wanted
+    max_change, max_change_percent = declared.room
     fitted = Continuous(
         name,
         kept,
@@ -245,13 +131,30 @@ def _fit_continuous(
         declared.direction,
         typed_bounds(declared, kept),
         declared.immutable,
+        max_change=max_change,
+        max_change_percent=max_change_percent,
+        tolerance=declared.tolerance or 0.0,
     )
+    if declared.allowed is not None:
+        values = np.unique(np.array(declared.allowed))
+        lowest, highest = fitted.type_range
+        between = whole_steps and grid is not None and grid.snap(values) != values
+        unfit = values[(values < lowest) | (values > highest) | between]
+        if len(unfit):
+            faults.append(f"column {name}: a column of type {kept} cannot hold the allowed {unfit[0]:g}")
+            return None
+        fitted = replace(fitted, allowed=tuple(np.unique(fitted.typed(values)).tolist()))
+    elif max_change is not None and grid is not None and max_change < grid.step:
+        faults.append(
+            f"column {name}: max_change {max_change:g} is less than its step {grid.step:g}: it could never change"
+        )
+        return None
     if not np.isfinite(fitted.span):
         faults.append(f"column {name}: its range {seen.lower:g} to {seen.upper:g} is too wide for a number; rescale it")
         return None
     if grid is not None and fitted.grid_range(seen.lower, seen.upper) is None:
         faults.append(
-            f"column {name}: no multiple of its step {declared.step:g} lies in its range {seen.lower:g} to "
+            f"column {name}: no multiple of its step {grid.step:g} lies in its range {seen.lower:g} to "
             f"{seen.upper:g}; choose a smaller step"
         )
         return None
@@ -284,9 +187,31 @@ def _fit_categorical(
             faults.append(f"column {name}: values not in its order: {', '.join(unknown[:10])}; add them to order")
             return None
         categories = list(declared.order)
-    return Categorical(
-        name, kept, tuple(categories), declared.order is not None, declared.direction, declared.immutable
+    forbidden = [(start, end) for start, ends in declared.forbidden_transitions.items() for end in ends]
+    for key, labels in (
+        ("allowed", declared.allowed or []),
+        ("forbidden_transitions", [x for pair in forbidden for x in pair]),
+    ):
+        # Types must agree too: in Python True == 1.
+        unknown = [repr(label) for label in labels if (type(label), label) not in {(type(c), c) for c in categories}]
+        if unknown:
+            known = ", ".join(map(repr, categories[:10]))
+            faults.append(f"column {name}: {key} names {unknown[0]}, which is not one of its categories: {known}")
+            return None
+    fitted = Categorical(
+        name,
+        kept,
+        tuple(categories),
+        declared.order is not None,
+        declared.direction,
+        declared.immutable,
+        allowed=None if declared.allowed is None else tuple(declared.allowed),
+        forbidden=tuple(forbidden),
     )
+    if not fitted.immutable and not (permitted_changes(fitted) & ~np.eye(len(categories), dtype=bool)).any():
+        faults.append(f"column {name}: its rules leave no change at all; declare immutable: true instead")
+        return None
+    return fitted
 
 
 def _holds(arrow_type: str, labels: list[Label]) -> bool:

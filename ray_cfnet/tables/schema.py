@@ -7,6 +7,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -14,11 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ray_cfnet.config import Label
+from ray_cfnet.ruletext import Relation
 
 Direction = Literal["any", "increase", "decrease"]
 FloatArray = npt.NDArray[np.float64]
 
 SCHEMA_VERSION = 1
+LARGEST_EXACT_INTEGER = 2.0**53 - 1
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,10 @@ class Grid:
         exponent = Decimal(repr(step)).normalize().as_tuple().exponent
         decimals = max(0, -int(exponent))
         return cls(int(Decimal(repr(step)).scaleb(decimals)), decimals)
+
+    @property
+    def step(self) -> float:
+        return self.multiple / 10**self.decimals
 
     def index(self, values: FloatArray) -> FloatArray:
         """Each value's position on the grid, a whole number for values that lie on it."""
@@ -67,10 +74,42 @@ class Continuous:
     bounds: tuple[float | None, float | None] = (None, None)
     immutable: bool = False
     kind: Literal["continuous"] = "continuous"
+    max_change: float | None = None
+    """In the column's unit."""
+    max_change_percent: float | None = None
+    """Of the row's own value."""
+    allowed: tuple[float, ...] | None = None
+    """What a change may lead to, from low to high; instead of the grid."""
+    tolerance: float = 0.0
+    """A smaller change is none."""
 
     @property
     def span(self) -> float:
         return self.upper - self.lower
+
+    @property
+    def epsilon(self) -> float:
+        """How far the column's type rounds a value at most, as a share of it."""
+        return float(np.finfo(NARROW_TYPES.get(self.arrow_type, np.float64)).eps)
+
+    @property
+    def type_range(self) -> tuple[float, float]:
+        """The lowest and highest number that the column can hold and a double can tell from its neighbours."""
+        if self.arrow_type.startswith(("int", "uint")):
+            limits = np.iinfo(self.arrow_type)
+            return max(float(limits.min), -LARGEST_EXACT_INTEGER), min(float(limits.max), LARGEST_EXACT_INTEGER)
+        if self.arrow_type.startswith("decimal"):
+            precision, scale = map(int, self.arrow_type.partition("(")[2].rstrip(")").split(","))
+            largest = (10.0**precision - 1) / 10.0**scale
+        else:
+            narrow = NARROW_TYPES.get(self.arrow_type)
+            largest = np.inf if narrow is None else float(np.finfo(narrow).max)
+        return -largest, largest
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a change may be too large or too small for a row."""
+        return self.max_change is not None or self.max_change_percent is not None or self.tolerance > 0
 
     def typed(self, values: FloatArray) -> FloatArray:
         """The doubles that come back after the values were written to the column."""
@@ -97,6 +136,30 @@ class Categorical:
     direction: Direction = "any"
     immutable: bool = False
     kind: Literal["categorical"] = "categorical"
+    allowed: tuple[Label, ...] | None = None
+    """What a change may lead to."""
+    forbidden: tuple[tuple[Label, Label], ...] = ()
+    """(from, to) of changes that may not be."""
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether a change may lead to some categories only."""
+        return self.direction != "any" or self.allowed is not None or bool(self.forbidden)
+
+
+@lru_cache
+def permitted_changes(feature: Categorical) -> npt.NDArray[np.bool_]:
+    """(K, K): whether a row with code i may get code j. Staying is always permitted."""
+    size = len(feature.categories)
+    row, candidate = np.arange(size)[:, None], np.arange(size)[None, :]
+    permitted = np.full((size, size), not feature.immutable)
+    if feature.direction != "any":
+        permitted &= (candidate > row) if feature.direction == "increase" else (candidate < row)
+    if feature.allowed is not None:
+        permitted &= np.isin(candidate, [feature.categories.index(label) for label in feature.allowed])
+    for start, end in feature.forbidden:
+        permitted[feature.categories.index(start), feature.categories.index(end)] = False
+    return permitted | (row == candidate)
 
 
 Feature = Continuous | Categorical
@@ -123,6 +186,8 @@ class TableSchema:
     features: tuple[Feature, ...]
     target: Target
     keys: tuple[str, ...] = field(default=())
+    rules: tuple[Relation, ...] = ()
+    """Between features."""
 
     @property
     def continuous(self) -> list[Continuous]:
@@ -136,12 +201,19 @@ class TableSchema:
     def feature_names(self) -> list[str]:
         return [f.name for f in self.features]
 
+    def position(self, name: str) -> int:
+        """A feature's place when numbers come first and categories after them, as in encoded rows."""
+        names = [f.name for f in self.continuous] + [f.name for f in self.categorical]
+        return names.index(name)
+
     @property
     def fingerprint(self) -> str:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        data = {"version": SCHEMA_VERSION, **asdict(self)}
+        data = _without_unused(asdict(self))
+        data["features"] = [_without_unused(feature) for feature in data["features"]]
+        data["version"] = SCHEMA_VERSION
         return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
 
     @classmethod
@@ -157,12 +229,31 @@ class TableSchema:
             features=tuple(_feature(item) for item in data["features"]),
             target=Target(target["name"], target["arrow_type"], tuple(target["classes"])),
             keys=tuple(data["keys"]),
+            rules=tuple(Relation(**rule) for rule in data.get("rules", ())),
         )
 
 
+_UNUSED: dict[str, Any] = {
+    "max_change": None,
+    "max_change_percent": None,
+    "allowed": None,
+    "tolerance": 0.0,
+    "forbidden": (),
+    "rules": (),
+}
+"""Rules that came after the first schemas were saved: left out where not declared, so that fingerprints stay."""
+
+
+def _without_unused(item: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in item.items() if key not in _UNUSED or value != _UNUSED[key]}
+
+
 def _feature(item: dict[str, Any]) -> Feature:
+    if item.get("allowed") is not None:
+        item = {**item, "allowed": tuple(item["allowed"])}
     if item["kind"] == "categorical":
-        return Categorical(**{**item, "categories": tuple(item["categories"])})
+        forbidden = tuple((start, end) for start, end in item.get("forbidden", ()))
+        return Categorical(**{**item, "categories": tuple(item["categories"]), "forbidden": forbidden})
     grid = Grid(**item["grid"]) if item["grid"] else None
     return Continuous(**{**item, "grid": grid, "bounds": tuple(item["bounds"])})
 
