@@ -105,6 +105,7 @@ class Explainer:
     def _explain_selected(self, found: Explanations, only: int) -> None:
         """Explains the rows of one predicted class; of the others only the prediction is filled in."""
         found.predicted[:], found.probability[:] = self._predicted(found.rows)
+        found.keep_rows()
         chosen = found.predicted == only
         part = Explanations.to_fill(found.rows.take(chosen), self.num_options)
         self._explain_batch(part)

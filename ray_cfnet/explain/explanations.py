@@ -69,10 +69,7 @@ class Explanations:
             probabilities(),
             np.full(num_rows, NOT_SELECTED, dtype=np.int8),
             np.full((num_rows, NUM_REASONS), -1, dtype=np.int16),
-            [
-                Option(Encoded.like(rows), np.zeros(num_rows, dtype=bool), probabilities())
-                for _ in range(num_options - 1)
-            ],
+            [Option(_copy(rows), np.zeros(num_rows, dtype=bool), probabilities()) for _ in range(num_options - 1)],
         )
 
     @property
@@ -100,11 +97,20 @@ class Explanations:
                 picked[item.name] = column.take(index) if isinstance(column, Encoded) else column[index]
         return Explanations(**picked)
 
+    def keep_rows(self) -> None:
+        """Values that mean nothing yet become those of the rows: what is left of them is no stray memory."""
+        for made in (self.cf, self.fcf):
+            made.values[:], made.codes[:] = self.rows.values, self.rows.codes
+
     def put(self, places: Mask, part: "Explanations") -> None:
         """Writes what is known about some of the rows, but for the rows themselves."""
         for item in fields(self):
             if item.name != "rows":
                 _put(getattr(self, item.name), places, getattr(part, item.name))
+
+
+def _copy(rows: Encoded) -> Encoded:
+    return Encoded(rows.values.copy(order="F"), rows.codes.copy(order="F"))
 
 
 def _put(room: Any, places: Mask, part: Any) -> None:

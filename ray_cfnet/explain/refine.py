@@ -11,6 +11,7 @@ that rules tie together change together.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from ray_cfnet.model.inference import Inference, lead, likeliest
 from ray_cfnet.model.net import Rows
 from ray_cfnet.tables.codec import CodeArray, Encoded, Mask, to_unit
-from ray_cfnet.tables.constraints import project_number
+from ray_cfnet.tables.constraints import linked_groups, project_number
 from ray_cfnet.tables.schema import FloatArray, TableSchema
 from ray_cfnet.tables.usual import Bins, Usual
 
@@ -99,6 +100,10 @@ class _Trial:
         self.lead_without = torch.zeros_like(self.gain)
         self.added: list[Tensor] = []
         """(B,) the feature that each round has changed, -1 for none."""
+        self.groups = linked_groups(self.schema)
+        self.tied = torch.zeros(len(self.gain), dtype=torch.bool, device=self.weight.device)
+        """(F,) features that rules tie to others: they change with them and keep the candidate's values."""
+        self.tied[[position for group in self.groups for position in group]] = True
         self.usual = _UsualTrial(refiner, rows, candidates) if refiner.usual is not None else None
 
     def _tensor(self, array: np.ndarray) -> Tensor:
@@ -141,6 +146,14 @@ class _Trial:
             self.kept[feature, active] = True
             gain.scatter_(0, feature[None], -torch.inf)
             self._add(first, active, feature, 1.0)
+            for places, partner in self._partners(feature, gain):
+                gain[partner, places] = -torch.inf
+                self.kept[partner, active[places]] = True
+                changed = first.index_select(0, places)
+                self._add(changed, active[places], partner, 1.0)
+                first.index_copy_(0, places, changed)
+                if self.usual is not None:
+                    self.usual.change(active[places], partner)
             leads = self._leads(first.clone(), active)
             if len(self.added) > 1:
                 self.first.index_copy_(0, active, first)
@@ -153,10 +166,20 @@ class _Trial:
             active, first, leads = (kept.index_select(0, left) for kept in (active, first, leads))
             gain = gain.index_select(1, left)
 
+    def _partners(self, features: Tensor, gain: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """(places, feature of each) of the changes that rules ask for beside these, and that are not made yet."""
+        for group in self.groups:
+            for member in group:
+                asked = torch.isin(features, torch.tensor(group, device=features.device)) & (gain[member] > -torch.inf)
+                places = (asked & (features != member)).nonzero()[:, 0]
+                if len(places):
+                    yield places, torch.full_like(places, member)
+
     def take_back_what_is_not_needed(self) -> None:
         """Each change but the last, which is known to be needed: the least promising first."""
         for number in range(len(self.added) - 2, -1, -1):
-            some = (self.added[number + 1] >= 0).nonzero()[:, 0]
+            alone = ~self.tied[self.added[number].clamp(min=0)]
+            some = ((self.added[number + 1] >= 0) & alone).nonzero()[:, 0]
             feature, first = self.added[number].index_select(0, some), self.first.index_select(0, some)
             self._add(first, some, feature, -1.0)
             leads = self._leads(first.clone(), some)
@@ -183,6 +206,7 @@ class _Trial:
         for column in range(len(self.schema.categorical)):
             taken = kept[self.num_numbers + column]
             result.codes[:, column] = np.where(taken, self.candidates.codes[:, column], self.rows.codes[:, column])
+        self.kept[self.tied] = False  # these keep the candidate's values
         for _ in range(min(self.num_numbers, _SHRUNK_NUMBERS)):
             room = self.lead / (self.lead - self.lead_without[: self.num_numbers]) * self.moves.abs()
             room = torch.where(self.kept[: self.num_numbers], room, 0.0)

@@ -1,0 +1,264 @@
+"""Repair, refinement and options: whatever the network and the rules, what is written is feasible and proven."""
+
+import copy
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ray_cfnet.config import Explain, Model, Words
+from ray_cfnet.errors import BundleError, ConfigError
+from ray_cfnet.explain.explainer import Explainer
+from ray_cfnet.explain.explanations import Explanations
+from ray_cfnet.explain.options import changes
+from ray_cfnet.model.bundle import Bundle, Settings, make_net
+from ray_cfnet.model.metrics import distances, num_changed
+from ray_cfnet.model.reference import PROTOTYPES, Reference
+from ray_cfnet.model.rules import SoftRules
+from ray_cfnet.model.step import TwoStageUpdate
+from ray_cfnet.tables.codec import Encoded, codes_of, encode
+from ray_cfnet.tables.constraints import project, violations
+from ray_cfnet.tables.storage import Location
+from tests.unit.helpers import CONFIG, people, people_schema
+from tests.unit.test_relations import tied_features
+
+SCHEMA = people_schema()
+
+
+@cache
+def trained() -> Bundle:
+    """A predictor that has learnt the table."""
+    table = people(3_000, seed=5)
+    torch.manual_seed(0)
+    net = make_net(SCHEMA, CONFIG.model)
+    update = TwoStageUpdate(net, CONFIG.training, SoftRules(SCHEMA, net.layout), None)
+    bundle = Bundle(net, SCHEMA, Settings.of(CONFIG), {})
+    rows = Explainer(bundle, None)._tensors(encode(table, SCHEMA)[0])
+    labels = torch.from_numpy(codes_of(table.column("approved").combine_chunks(), SCHEMA.target.classes))
+    for _ in range(8):
+        for picked in torch.randperm(len(labels)).split(64):
+            update(rows.take(picked), labels[picked])
+    return bundle
+
+
+def with_random_generator(seed: int) -> Bundle:
+    """Most of its own counterfactuals are invalid, so that the search has to do."""
+    bundle = copy.deepcopy(trained())
+    torch.manual_seed(seed)
+    torch.nn.init.normal_(bundle.net.generator_out.weight, std=0.5)
+    return with_reference(bundle, encode(people(3_000, seed=5), SCHEMA)[0])
+
+
+def with_reference(bundle: Bundle, rows: Encoded) -> Bundle:
+    bundle.reference = Explainer(bundle, None).reference(rows)
+    return bundle
+
+
+def explained(bundle: Bundle, **settings) -> Explanations:
+    rows, _ = encode(people(1_500, seed=7), bundle.schema)
+    return Explainer(bundle, None, Explain(**settings)).explain(rows)
+
+
+def proven(bundle: Bundle, found: Explanations, fcf: Encoded, told: np.ndarray) -> None:
+    """By the plain network, with none of the code under test."""
+    net, schema = bundle.net.eval(), bundle.schema
+    units = np.stack([(fcf.values[:, i] - f.lower) / f.span for i, f in enumerate(schema.continuous)], axis=1)
+    with torch.no_grad():
+        x = torch.zeros(len(units), net.layout.width)
+        x[:, : units.shape[1]] = torch.from_numpy(units)
+        for column, start in enumerate(net.layout.block_starts):
+            x[torch.arange(len(x)), start + torch.from_numpy(fcf.codes[:, column])] = 1.0
+        classes = net.predict(net.encode_dense(x))[1].argmax(dim=1).numpy()
+    assert (classes[told] == 1 - found.predicted[told]).all()
+    assert not violations(found.rows.take(told), fcf.take(told), schema).any()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_repair_finds_answers_that_the_network_did_not(seed: int) -> None:
+    bundle = with_random_generator(seed)
+    plain, repaired = explained(bundle, repair=False), explained(bundle)
+    assert repaired.has_fcf.sum() >= plain.has_fcf.sum()
+    assert repaired.has_fcf[plain.has_fcf].all()
+    proven(bundle, repaired, repaired.fcf, repaired.has_fcf)
+
+
+def test_repair_reaches_nearly_every_row_of_a_network_whose_own_answers_fail() -> None:
+    shares = []
+    for seed in range(8):
+        bundle = with_random_generator(seed)
+        plain, repaired = explained(bundle, repair=False), explained(bundle)
+        if plain.has_fcf.mean() < 0.7 and len(set(plain.predicted)) == 2:
+            shares.append((plain.has_fcf.mean(), repaired.has_fcf.mean()))
+    assert len(shares) >= 2, "no such network among the seeds: the test shows nothing"
+    assert all(after > 0.95 for _, after in shares), shares
+
+
+def test_rows_without_a_way_say_which_rules_stand_in_it() -> None:
+    bundle = with_random_generator(0)
+    found = explained(bundle, repair=False)
+    stuck = found.status == 2
+    assert stuck.sum() > 20
+    moved = {}
+    for position, feature in enumerate(SCHEMA.features):
+        kind = "values" if feature.kind == "continuous" else "codes"
+        column = (SCHEMA.continuous if kind == "values" else SCHEMA.categorical).index(feature)
+        moved[position] = getattr(found.cf, kind)[:, column] != getattr(found.fcf, kind)[:, column]
+    for row in np.flatnonzero(stuck)[:50]:
+        named = [position for position in found.binding[row].tolist() if position >= 0]
+        assert len(set(named)) == len(named)
+        assert all(moved[position][row] for position in named)
+        assert bool(named) == any(mask[row] for mask in moved.values())
+    assert (found.binding[~stuck] == -1).all()
+
+
+@pytest.mark.parametrize("refine", ["sparse", "none"])
+def test_options_change_different_features_and_the_first_is_the_nearest(refine: str) -> None:
+    bundle = with_random_generator(1)
+    found = explained(bundle, num_options=3, refine=refine)
+    assert len(found.options) == 2
+    told = found.has_fcf
+    assert told.sum() > 300
+    earlier, earlier_exists, last = [found.fcf], [told], distances(found.rows, found.fcf, SCHEMA)
+    for option in found.options:
+        assert not option.exists[~told].any()
+        proven(bundle, found, option.fcf, option.exists)
+        far = distances(found.rows, option.fcf, SCHEMA)
+        assert (far[option.exists] >= last[option.exists] - 1e-12).all()
+        own = changes(found.rows, option.fcf)
+        for other, exists in zip(earlier, earlier_exists, strict=True):
+            both = option.exists & exists
+            assert (own != changes(found.rows, other))[both].any(axis=1).all()
+        earlier, earlier_exists, last = [*earlier, option.fcf], [*earlier_exists, option.exists], far
+    assert found.options[0].exists[told].mean() > 0.2
+    columns = Explainer(bundle, None, Explain(num_options=3)).explain_table(people(50), "run")[0].column_names
+    assert {"fcf2_income", "fcf3_income", "fcf2_valid", "fcf3_distance"} <= set(columns)
+
+
+def test_only_some_rows_are_explained_and_the_others_passed_through() -> None:
+    bundle = with_random_generator(0)
+    table = people(1_000, seed=3)
+    whole = Explainer(bundle, None, Explain(), Words()).explain_table(table, "run")[0]
+    some = Explainer(bundle, None, Explain(only="pred_label=0"), Words()).explain_table(table, "run")[0]
+    assert some.column("pred_label").equals(whole.column("pred_label"))
+    chosen = 0
+    for row, expected in zip(some.to_pylist(), whole.to_pylist(), strict=True):
+        if row["pred_label"] == 0:
+            assert row == expected
+            chosen += 1
+            continue
+        assert row["row_status"] == "not_selected"
+        made = [name for name in row if name.startswith(("cf_", "fcf_", "reason_")) or name == "explanation"]
+        assert all(row[name] is None for name in made)
+        assert all(row[name] == expected[name] for name in (*table.column_names, "pred_proba"))
+    assert 0 < chosen < 1_000
+
+
+@pytest.mark.parametrize("only", ["pred_label=7", "refused", "income=0", "pred_label"])
+def test_a_class_that_is_none_is_refused(only: str) -> None:
+    with pytest.raises(ConfigError, match="pred_label=0 or pred_label=1"):
+        Explainer(with_random_generator(0), None, Explain(only=only))
+
+
+def test_plausible_answers_are_no_rarer_than_asked_or_than_their_candidate() -> None:
+    bundle = with_random_generator(1)
+    assert bundle.reference is not None
+    usual = bundle.reference.usual
+    candidates, few, plausible = (
+        explained(bundle, **settings) for settings in ({"refine": "none"}, {}, {"plausibility": 0.3})
+    )
+    told = few.has_fcf & plausible.has_fcf & candidates.has_fcf
+
+    def likely(found: Explanations) -> np.ndarray:
+        return usual.log_probability(usual.bins(found.fcf.take(told)))
+
+    least = np.minimum(likely(candidates), usual.limit(0.3))
+    assert (likely(plausible) >= least - 1e-4).mean() > 0.99
+    assert (likely(few) < least).any(), "nothing to steer: the test shows nothing"
+    assert likely(plausible).mean() > likely(few).mean()
+
+
+def test_a_bundle_without_reference_still_explains_but_cannot_do_what_needs_one() -> None:
+    bundle = with_random_generator(0)
+    bundle.reference = None
+    assert explained(bundle).has_fcf.any()
+    for chosen in ({"plausibility": 0.1}, {"num_options": 2}):
+        with pytest.raises(BundleError, match="train it again"):
+            explained(bundle, **chosen)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=tied_features(), seed=st.integers(0, 50), plausibility=st.sampled_from([0.0, 0.2]))
+def test_whatever_the_rules_nothing_written_breaks_them(case, seed: int, plausibility: float) -> None:
+    schema, rows, candidates = case
+    examples = Encoded(np.tile(rows.values, (9, 1)), np.tile(rows.codes, (9, 1)))
+    examples.values[len(rows) :] += np.random.default_rng(seed).integers(-9, 9, (8 * len(rows), 3))
+    torch.manual_seed(seed)
+    net = make_net(schema, CONFIG.model).eval()
+    bundle = with_reference(Bundle(net, schema, Settings.of(CONFIG), {}), examples)
+    chosen = Explain(plausibility=plausibility, num_options=2)
+    explainer = Explainer(bundle, None, chosen)
+    found = explainer.explain(rows)
+    proven(bundle, found, found.fcf, found.has_fcf)
+    proven(bundle, found, found.options[0].fcf, found.options[0].exists)
+    feasible = project(rows, candidates, schema)
+    desired = explainer.predicted(feasible)
+    asking = explainer.predicted(rows) != desired
+    assert explainer._refiner is not None
+    refined = explainer._refiner.refined(rows.take(asking), feasible.take(asking), desired[asking])
+    assert not violations(rows.take(asking), refined, schema).any()
+    assert (num_changed(rows.take(asking), refined) <= num_changed(rows.take(asking), feasible.take(asking))).all()
+
+
+def test_a_reference_is_saved_and_loaded(tmp_path) -> None:
+    bundle = with_random_generator(2)
+    loaded = Bundle.load(bundle.save(Location.of(tmp_path)))
+    assert loaded.id == bundle.id
+    mine, theirs = bundle.reference, loaded.reference
+    assert mine is not None
+    assert theirs is not None
+    np.testing.assert_array_equal(mine.prototypes.values, theirs.prototypes.values)
+    np.testing.assert_array_equal(mine.prototypes.codes, theirs.prototypes.codes)
+    np.testing.assert_array_equal(mine.usual.tables, theirs.usual.tables)
+    for label in (0, 1):
+        assert 0 < len(theirs.of_class(label)) <= PROTOTYPES
+        assert (Explainer(bundle, None).predicted(theirs.of_class(label)) == label).all()
+    before, after = explained(bundle), explained(loaded)
+    np.testing.assert_array_equal(before.fcf.values, after.fcf.values)
+
+
+def test_prototypes_are_rows_of_the_table() -> None:
+    rows, _ = encode(people(3_000, seed=5), SCHEMA)
+    reference = with_random_generator(0).reference
+    assert isinstance(reference, Reference)
+    known = {(*values, *codes) for values, codes in zip(rows.values.tolist(), rows.codes.tolist(), strict=True)}
+    for values, codes in zip(reference.prototypes.values.tolist(), reference.prototypes.codes.tolist(), strict=True):
+        assert (*values, *codes) in known
+
+
+@pytest.mark.parametrize("switches", [{}, {"separate": True}, {"pass_prediction": False}], ids=str)
+def test_a_gated_generator_keeps_what_its_gates_keep(switches: dict) -> None:
+    torch.manual_seed(3)
+    model = Model(encoder=[9, 5], predictor=[4], generator=[7], generator_kind="gated", **switches)
+    net = make_net(SCHEMA, model).eval()
+    bundle = Bundle(net, SCHEMA, Settings.of(CONFIG), {})
+    explainer = Explainer(bundle, None)
+    found = explainer.explain(encode(people(500), SCHEMA)[0])
+    rows = explainer._tensors(found.rows)
+    with torch.no_grad():
+        z = net.encode(rows)
+        raw = net.generate(net.predict(z)[0], net.generator_latent(rows, z), rows)
+        _, hard = net(rows)
+    gates = raw[:, net.layout.width :] > 0
+    count = len(SCHEMA.continuous)
+    assert gates.float().mean(dim=0).min() < 1
+    assert gates.any()
+    np.testing.assert_array_equal(hard.codes.numpy(), found.cf.codes)
+    kept = ~gates[:, :count].numpy()
+    np.testing.assert_allclose(found.cf.values[kept], found.rows.values[kept])
+    assert (found.cf.codes == found.rows.codes)[~gates[:, count:].numpy()].all()
+    soft = net.gates(raw)
+    assert soft is not None
+    np.testing.assert_allclose(soft[:, :count].detach().numpy(), gates[:, :count].float().numpy(), atol=1e-6)
