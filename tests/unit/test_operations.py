@@ -36,7 +36,7 @@ def test_sizing_table_follows_from_its_formula() -> None:
 
 
 def test_settings_that_the_manual_names_are_there() -> None:
-    named = set(re.findall(r"nightly\.([a-z_]+)", TEXT))
+    named = set(re.findall(r"`nightly\.([a-z_]+)", TEXT))
     assert named <= set(Nightly.model_fields)
     assert {"max_model_age_days", "max_drift", "window", "retrain", "retrain_wait_days"} <= named
 
