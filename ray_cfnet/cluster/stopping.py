@@ -27,8 +27,11 @@ def put_on_sigterm(stop_sign: Location) -> Iterator[threading.Event]:
         yield stopped
         return
 
+    before = {signal.SIGTERM: signal.getsignal(signal.SIGTERM)}
+
     def stop(*_: object) -> None:
         if not stopped.is_set() and (grace_s := stop_grace_s()) is not None:
+            before[signal.SIGALRM] = signal.signal(signal.SIGALRM, give_up)
             signal.setitimer(signal.ITIMER_REAL, max(grace_s - _LEAVING_S, 0.1))
         stopped.set()
         stop_sign.write_bytes(b"stop\n")
@@ -36,13 +39,11 @@ def put_on_sigterm(stop_sign: Location) -> Iterator[threading.Event]:
     def give_up(*_: object) -> None:
         raise NoTimeLeftError
 
-    before = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, stop),
-        signal.SIGALRM: signal.signal(signal.SIGALRM, give_up),
-    }
+    signal.signal(signal.SIGTERM, stop)
     try:
         yield stopped
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        if signal.SIGALRM in before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)

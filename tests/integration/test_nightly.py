@@ -1,7 +1,9 @@
 """Nights one after another on a small table, on a real local Ray."""
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from ray_cfnet.config import Config
 from ray_cfnet.configfile import load_config
 from ray_cfnet.due import Choice
-from ray_cfnet.errors import BundleError, JobError
+from ray_cfnet.errors import BundleError, JobError, StoppedError
 from ray_cfnet.model.store import MODELS, promote, read_current
 from ray_cfnet.nightly import run_nightly
 from ray_cfnet.tables.lock import exclusive
@@ -105,6 +107,18 @@ def test_a_partition_that_fails_stops_no_other_and_is_due_until_it_is_mended(nig
     file.write_bytes(whole)
     mended = nights.run()
     assert (mended["state"], partitions(mended)) == ("ok", [(DAYS[2], "new")])
+
+
+def test_a_stopped_night_begins_nothing_more_and_the_next_goes_on(nights: Nights) -> None:
+    def stop_us(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(StoppedError, match="stopped by a signal"):
+        run_nightly(nights.configured(), Choice(), lambda _: None, lambda: stop_us)
+    assert (nights.status["state"], nights.status["done"], nights.status["failed"]) == ("failed", [], [])
+    assert nights.status["left"] == DAYS[::-1]
+    assert "stopped by a signal" in nights.status["errors"][0]
+    assert [partition for partition, _ in partitions(nights.run(since="2026-11-15"))] == [DAYS[2]]
 
 
 def test_another_model_explains_new_partitions_and_old_ones_when_asked(nights: Nights) -> None:
