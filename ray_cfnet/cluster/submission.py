@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_cfnet.config import Config
-from ray_cfnet.errors import InputError, JobError, RayCfnetError
+from ray_cfnet.errors import InputError, JobError
 
 _DEFAULT_GRACE_S = 3.0
 _LOOK_EVERY_S = 0.5
@@ -117,8 +117,6 @@ def _connect(address: str | None) -> Any:
             f"the cluster at {where} wants another token",
             "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file with the cluster's token",
         ) from None
-    except RayCfnetError:
-        raise
     except Exception as error:  # whatever Ray, requests or a resolver raise: the address is what can be changed
         raise InputError(
             f"no Ray cluster can be reached at {where} ({type(error).__name__})",

@@ -74,8 +74,9 @@ class Head:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else SIGTERM lets half a minute pass
         }
-        command = [str(BIN / "ray"), "start", "--head", "--block", "--node-ip-address=127.0.0.1", "--num-cpus=2"]
+        command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=2"]
         command += ["--dashboard-host=127.0.0.1", f"--temp-dir={directory}"]
         command += [f"--{name}={port}" for name, port in ports.items()]
         # As in the image: the installed package is there without an upload.
