@@ -240,6 +240,7 @@ def test_what_cannot_work_is_refused_before_it_is_sent(head: Head, people: Job, 
     assert "wants another token" in wrong.err
 
 
+@pytest.mark.timeout(600)
 def test_a_stopped_job_ends_within_its_grace_and_goes_on_when_it_is_sent_again(
     head: Head, people: Job, tmp_path: Path
 ) -> None:
@@ -261,6 +262,7 @@ def test_a_stopped_job_ends_within_its_grace_and_goes_on_when_it_is_sent_again(
     assert only_manifest(output)["rows_in"] == 4 * DAY_ROWS
 
 
+@pytest.mark.timeout(600)
 def test_the_rayjobs_entry_points_run_as_they_stand_in_the_manifests(head: Head, tmp_path: Path) -> None:
     documents = k8s_checks.render(ROOT / "k8s" / "overlays" / "cpu")
     small = yaml.safe_load((ROOT / "conf" / "loans.yaml").read_text())
