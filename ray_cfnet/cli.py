@@ -4,16 +4,30 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
+from ray_cfnet import operate
 from ray_cfnet.config import Config
 from ray_cfnet.configfile import load_config
 from ray_cfnet.errors import RayCfnetError
+from ray_cfnet.options import (
+    AsJson,
+    BundlePath,
+    ConfigFile,
+    InputPath,
+    OutputPath,
+    Overrides,
+    finish,
+    load,
+    print_json,
+    progress_display,
+    reserve_standard_output,
+    unit_counter,
+    write,
+)
 
 app = typer.Typer(
     help="Predictions with counterfactual explanations for every row of a Parquet table.\n\n"
@@ -29,69 +43,8 @@ config_app = typer.Typer(
     help="Check a configuration, suggest one for a table, or print the JSON schema of all keys.", rich_markup_mode=None
 )
 app.add_typer(config_app, name="config")
-
-ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="the YAML file", metavar="FILE")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", "-s", help="override one key, e.g. --set training.epochs=30; repeatable", metavar="KEY=VALUE"
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
-BundlePath = Annotated[
-    str,
-    typer.Option(
-        "--bundle",
-        "-b",
-        help="the directory that train printed, or a model store (OUTPUT/_models) for its promoted bundle",
-        metavar="PATH",
-    ),
-]
-InputPath = Annotated[str | None, typer.Option("--input", "-i", help="instead of table.path", metavar="PATH")]
-OutputPath = Annotated[str | None, typer.Option("--output", "-o", help="instead of output.path", metavar="PATH")]
-
-
-def _load(file: Path, overrides: list[str] | None, input_path: str | None = None, output: str | None = None) -> Config:
-    paths = [("table.path", input_path), ("output.path", output)]
-    # As JSON: a path such as 2026 or "a: b" must stay a string when read as YAML.
-    given = [f"{key}={json.dumps(value)}" for key, value in paths if value is not None]
-    if input_path is not None:
-        given.append("table.sample=null")  # a table named by hand is never made up
-    return load_config(file, [*(overrides or []), *given])
-
-
-def _progress() -> Any:
-    from ray_cfnet.display import ProgressDisplay
-
-    return ProgressDisplay(Console(stderr=True, markup=False))
-
-
-def _finish(result: dict[str, Any], as_json: bool, show: Callable[[Console, dict[str, Any]], None]) -> None:
-    if as_json:
-        _print_json(result)
-    else:
-        show(Console(markup=False), result)
-
-
-def _print_json(result: dict[str, Any]) -> None:
-    _machine_output.write(json.dumps(result, allow_nan=False) + "\n")
-    _machine_output.flush()
-
-
-def _unit_counter(progress: Any) -> Callable[[Any, int, bool], None]:
-    counts = {"units": 0, "fresh": 0, "rows": 0, "rejected": 0}
-
-    def on_unit(record: Any, total: int, fresh: bool) -> None:
-        if fresh and counts["units"] and not counts["fresh"]:
-            progress.say(f"going on: {counts['units']} of {total} units were done by an earlier attempt")
-        counts["fresh"] += fresh
-        counts["units"] += 1
-        counts["rows"] += record.rows_in
-        counts["rejected"] += record.rows_rejected
-        if fresh:
-            progress.unit(counts["units"], total, counts["rows"], counts["rejected"])
-
-    return on_unit
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(operate.submit)
+app.command()(operate.nightly)
 
 
 @app.command()
@@ -109,23 +62,23 @@ def train(
 
     Example: ray-cfnet train --config conf/loans.yaml --output out/loans --set training.epochs=30
     """
-    loaded = _load(config, overrides, input_path, output)
+    loaded = load(config, overrides, input_path, output)
     from ray_cfnet.commands import run_train
     from ray_cfnet.display import show_trained
 
-    progress = _progress()
+    progress = progress_display()
     progress.say(f"training on {loaded.table.path}")
     try:
         result = run_train(loaded, lambda metrics: progress.epoch(metrics, loaded.training.epochs))
     finally:
         progress.close()
-    _finish(result, as_json, show_trained)
+    finish(result, as_json, show_trained)
 
 
 @app.command()
 def explain(
     config: ConfigFile,
-    bundle: BundlePath,
+    bundle: BundlePath = None,
     input_path: InputPath = None,
     output: OutputPath = None,
     partition: Annotated[
@@ -141,17 +94,17 @@ def explain(
 
     Example: ray-cfnet explain --config conf/loans.yaml --bundle out/loans/_models/ID --partition ds=2026-11-15
     """
-    loaded = _load(config, overrides, input_path, output)
+    loaded = load(config, overrides, input_path, output)
     from ray_cfnet.commands import run_explain
     from ray_cfnet.display import show_explained
 
-    progress = _progress()
+    progress = progress_display()
     progress.say(f"explaining {loaded.table.path}{'/' + partition if partition else ''}")
     try:
-        result = run_explain(loaded, bundle, partition, _unit_counter(progress))
+        result = run_explain(loaded, bundle, partition, unit_counter(progress))
     finally:
         progress.close()
-    _finish(result, as_json, show_explained)
+    finish(result, as_json, show_explained)
 
 
 @app.command()
@@ -171,7 +124,7 @@ def runs(
     from ray_cfnet.commands import run_runs
     from ray_cfnet.display import show_run, show_runs
 
-    _finish(run_runs(output, show), as_json, show_run if show else show_runs)
+    finish(run_runs(output, show), as_json, show_run if show else show_runs)
 
 
 @app.command()
@@ -198,13 +151,13 @@ def show(
     from ray_cfnet.commands import run_show
     from ray_cfnet.display_row import show_row
 
-    _finish(run_show(output, key, partition, bundle), as_json, show_row)
+    finish(run_show(output, key, partition, bundle), as_json, show_row)
 
 
 @app.command()
 def evaluate(
     config: ConfigFile,
-    bundle: BundlePath,
+    bundle: BundlePath = None,
     input_path: InputPath = None,
     split: Annotated[
         Literal["train", "validation", "test", "all"], typer.Option("--split", help="which rows to measure on")
@@ -222,13 +175,13 @@ def evaluate(
 
     Example: ray-cfnet evaluate --config conf/loans.yaml --bundle out/loans/_models/ID --split test
     """
-    loaded = _load(config, overrides, input_path)
+    loaded = load(config, overrides, input_path)
     from ray_cfnet.commands import run_evaluate
     from ray_cfnet.display import show_evaluated
 
-    _progress().say(f"evaluating on the {split} split of {loaded.table.path}")
+    progress_display().say(f"evaluating on the {split} split of {loaded.table.path}")
     result = run_evaluate(loaded, bundle, None if split == "all" else split, against)
-    _finish(result, as_json, show_evaluated)
+    finish(result, as_json, show_evaluated)
 
 
 @app.command()
@@ -261,12 +214,12 @@ def promote(
         raise typer.BadParameter("pass either --bundle PATH or --rollback")
     if force is not None and (rollback or not force.strip()):
         raise typer.BadParameter("--force needs a reason in words, and a --bundle")
-    loaded = _load(config, overrides)
+    loaded = load(config, overrides)
     from ray_cfnet.commands import run_promote
     from ray_cfnet.display import show_promoted
 
     result = run_promote(loaded, bundle, store, force)
-    _finish(result, as_json, show_promoted)
+    finish(result, as_json, show_promoted)
     if result["decision"] == "refused":
         raise typer.Exit(1)
 
@@ -283,7 +236,7 @@ def models(
     from ray_cfnet.commands import run_models
     from ray_cfnet.display import show_models
 
-    _finish(run_models(store), as_json, show_models)
+    finish(run_models(store), as_json, show_models)
 
 
 @app.command()
@@ -302,16 +255,16 @@ def demo(
     from ray_cfnet.commands import run_demo, shipped_conf
     from ray_cfnet.display import show_demo
 
-    loaded = _load(config or shipped_conf("loans.yaml"), overrides, None, output)
-    progress = _progress()
+    loaded = load(config or shipped_conf("loans.yaml"), overrides, None, output)
+    progress = progress_display()
     progress.say(f"demo on {loaded.table.path}: train, explain, evaluate (about two minutes)")
     try:
         result = run_demo(
-            loaded, lambda metrics: progress.epoch(metrics, loaded.training.epochs), _unit_counter(progress)
+            loaded, lambda metrics: progress.epoch(metrics, loaded.training.epochs), unit_counter(progress)
         )
     finally:
         progress.close()
-    _finish(result, as_json, show_demo)
+    finish(result, as_json, show_demo)
 
 
 @config_app.callback(invoke_without_command=True)
@@ -326,7 +279,7 @@ def config_default(
     """Check a configuration (ray-cfnet config --config FILE), or print the JSON schema of all its keys."""
     if context.invoked_subcommand is None:
         if config is None:
-            _machine_output.write(context.get_help() + "\n")
+            write(context.get_help() + "\n")
             raise typer.Exit(2)
         check(config, overrides, as_json)
 
@@ -339,10 +292,10 @@ def check(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = Fal
     """
     loaded = load_config(config, overrides)
     if as_json:
-        _print_json({"valid": True, "config": loaded.model_dump(mode="json")})
+        print_json({"valid": True, "config": loaded.model_dump(mode="json")})
         return
     kinds = [feature.kind for feature in loaded.table.features.values()]
-    _machine_output.write(
+    write(
         f"{config}: valid. {kinds.count('continuous')} continuous and {kinds.count('categorical')} categorical "
         f"features, target {loaded.table.target}\n"
     )
@@ -355,7 +308,7 @@ def schema(as_json: AsJson = False) -> None:
     Example: ray-cfnet config schema > ray-cfnet.schema.json
     """
     text = json.dumps(Config.model_json_schema(), indent=None if as_json else 2)
-    _machine_output.write(text + "\n")
+    write(text + "\n")
 
 
 @config_app.command()
@@ -384,12 +337,9 @@ def suggest(
 
     text = suggest_config(table, target, keys or [], confirm)
     if as_json:
-        _print_json({"yaml": text})
+        print_json({"yaml": text})
     else:
-        _machine_output.write(text)
-
-
-_machine_output: Any = sys.stdout
+        write(text)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -397,7 +347,7 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     as_json = "--json" in arguments
     if as_json:
-        _reserve_standard_output()
+        reserve_standard_output()
     try:
         app(arguments)
     except Exception as error:
@@ -408,12 +358,5 @@ def main(arguments: list[str] | None = None) -> None:
         message = str(error) if ours else f"{type(error).__name__}: {error} (RAY_CFNET_DEBUG=1 shows where)"
         print(f"error: {message}", file=sys.stderr)
         if as_json:
-            _print_json({"error": {"kind": type(error).__name__, "message": message}})
+            print_json({"error": {"kind": type(error).__name__, "message": message}})
         sys.exit(error.exit_code if isinstance(error, RayCfnetError) else 1)
-
-
-def _reserve_standard_output() -> None:
-    """With --json, whatever a library or a child process prints goes to standard error instead."""
-    global _machine_output
-    _machine_output = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)

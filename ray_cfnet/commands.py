@@ -11,6 +11,7 @@ from ray_cfnet.cluster.find import find_row
 from ray_cfnet.cluster.manifest import find_run, list_runs
 from ray_cfnet.cluster.score import OnUnit, explain
 from ray_cfnet.cluster.session import ray_session
+from ray_cfnet.cluster.submission import check_places, submission_id
 from ray_cfnet.cluster.train import train
 from ray_cfnet.config import Config
 from ray_cfnet.model.bundle import Bundle
@@ -31,8 +32,20 @@ def shipped_conf(name: str) -> Path:
     return inside if inside.exists() else here.parent / "conf" / name
 
 
+def _bundle_place(config: Config, bundle: str | None) -> Location:
+    """The bundle that was named, or the one in use in the store below the output."""
+    return resolve_bundle(Location.of(bundle) if bundle is not None else Location.of(config.output.path) / MODELS)
+
+
+def check_job(config: Config, bundle: str | None = None) -> None:
+    """Raises InputError when this runs as a job on a cluster, with paths that only the sender's machine has."""
+    if submission_id() is not None:
+        check_places(config, bundle)
+
+
 def run_train(config: Config, on_epoch: OnEpoch) -> dict[str, Any]:
     """Trains and saves a bundle: bundle, model_id, epochs, metrics. Makes the table first if it is a sample."""
+    check_job(config)
     make_sample(config.table)
     source = open_source(config.table.path)
     with ray_session(min_cpus=config.cluster.num_workers + 1):
@@ -46,12 +59,13 @@ def run_train(config: Config, on_epoch: OnEpoch) -> dict[str, Any]:
     }
 
 
-def run_explain(config: Config, bundle: str, partition: str | None, on_unit: OnUnit) -> dict[str, Any]:
+def run_explain(config: Config, bundle: str | None, partition: str | None, on_unit: OnUnit) -> dict[str, Any]:
     """Explains a table, or one partition of it: run_id, model_id, row counts, seconds, output."""
+    check_job(config, bundle)
     source = open_source(config.table.path)
     if partition is not None:
         source = source.within(partition)
-    place = resolve_bundle(Location.of(bundle))  # once: a promotion meanwhile does not touch this run
+    place = _bundle_place(config, bundle)  # once: a promotion meanwhile does not touch this run
     with ray_session():
         manifest = explain(source, place, config, on_unit)
     names = ("run_id", "already_done", "model_id", "rows_in", "rows_out", "rows_rejected", "rejects", "row_status")
@@ -70,12 +84,13 @@ def run_show(output: str, keys: list[str], partition: str | None, bundle: str | 
 
 
 def run_evaluate(
-    config: Config, bundle: str, split: SplitName | None, against: Literal["paper"] | None = None
+    config: Config, bundle: str | None, split: SplitName | None, against: Literal["paper"] | None = None
 ) -> dict[str, Any]:
     """Measures a bundle on a split: rows, accuracy, cf, fcf and all else; with the paper's figures if asked."""
+    check_job(config, bundle)
     figures = {"paper": paper_figures(config.table.name)} if against == "paper" else {}
     source = open_source(config.table.path)
-    loaded = Bundle.load(resolve_bundle(Location.of(bundle)))
+    loaded = Bundle.load(_bundle_place(config, bundle))
     with ray_session():
         return {"model_id": loaded.id, **evaluate(source, loaded, config, split, everything=True), **figures}
 

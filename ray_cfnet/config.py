@@ -263,6 +263,28 @@ class Promotion(Section):
     tolerance: Tolerance = Tolerance()
 
 
+class Nightly(Section):
+    """When `ray-cfnet nightly` says that a training is due, and whether it trains by itself."""
+
+    partition: str = Field(default="ds", description="the partition column that --since and --until speak of")
+    max_model_age_days: float | None = Field(
+        default=90.0, gt=0, description="since the bundle was first promoted; null: no limit"
+    )
+    max_drift: float | None = Field(
+        default=0.1,
+        gt=0,
+        le=1,
+        description="share of rows whose predicted class may move between the newest partitions and the bundle's "
+        "earlier ones; null: no limit",
+    )
+    window: int = Field(default=7, ge=1, description="how many of the newest partitions drift and quality look at")
+    min_labelled_rows: int = Field(default=1_000, ge=1, description="fewer labels than this prove nothing")
+    retrain: bool = Field(default=False, description="train when it is due, and promote through the usual conditions")
+    retrain_wait_days: float = Field(
+        default=7.0, ge=0, description="after a promotion or a refusal, so long without another training"
+    )
+
+
 class Config(Section):
     """Everything one run needs to know."""
 
@@ -275,6 +297,7 @@ class Config(Section):
     evaluate: Evaluate = Evaluate()
     output: Output = Output()
     promotion: Promotion = Promotion()
+    nightly: Nightly = Nightly()
     words: Words = Words()
 
     @classmethod

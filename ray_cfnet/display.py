@@ -250,6 +250,23 @@ def show_run(console: Console, run: dict[str, Any]) -> None:
     console.print(table)
 
 
+def show_night(console: Console, night: dict[str, Any]) -> None:
+    model, retrain = night["model"], night["retrain"]
+    lines = [
+        f"{night['state']}: {len(night['done'])} partitions explained, {len(night['failed'])} failed, "
+        f"{len(night['left'])} left",
+        f"{night['rows_in']:,} rows in = {night['rows_out']:,} explained + {night['rows_rejected']:,} rejected, "
+        f"feasible counterfactual for {_number(night['fcf_validity'])} of those in need",
+        f"model {model['id']}, in use for {model['age_days']:.1f} days, drift {_number(model['drift'])}, "
+        f"{model['labelled_rows']:,} labelled rows",
+        *(f"a training is due, {reason}" for reason in retrain["reasons"]),
+    ]
+    if retrain["done"]:
+        lines.append(f"trained {retrain['done']['to_id']}: {retrain['done']['decision']}")
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
 def show_promoted(console: Console, result: dict[str, Any]) -> None:
     said = {
         "promoted": f"promoted {result['to_id']}",

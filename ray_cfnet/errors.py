@@ -49,6 +49,10 @@ class JobError(RayCfnetError):
     """The job started and failed. What was finished stays finished."""
 
 
+class StoppedError(JobError):
+    """A signal ended the job before it was done. Nothing else of it is to be begun."""
+
+
 def last_line(error: BaseException) -> str:
     """What an error says at its end. Ray puts a whole trace, with colours, into its messages."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()

@@ -51,6 +51,8 @@ class UnitRecord:
     rows_out: int = 0
     rejects: dict[str, int] = field(default_factory=dict)
     status: dict[str, int] = field(default_factory=dict)
+    predicted: dict[str, int] = field(default_factory=dict)
+    """Rows by predicted class."""
     cf_valid: int = 0
     fcf_distance: float = 0.0
     changed: dict[str, int] = field(default_factory=dict)
@@ -200,10 +202,12 @@ def totals(records: list[UnitRecord]) -> dict[str, Any]:
     """What the records add up to."""
     rejects: Counter[str] = Counter()
     status: Counter[str] = Counter()
+    predicted: Counter[str] = Counter()
     changed: Counter[str] = Counter()
     for record in records:
         rejects.update(record.rejects)
         status.update(record.status)
+        predicted.update(record.predicted)
         changed.update(record.changed)
     rows_out, told = sum(record.rows_out for record in records), status["ok"]
     explained = rows_out - status["not_selected"]
@@ -216,6 +220,7 @@ def totals(records: list[UnitRecord]) -> dict[str, Any]:
         "rejects": dict(rejects),
         "row_status": dict(status),
         "row_status_share": {name: _share(count, rows_out) for name, count in status.items()},
+        "predicted": dict(predicted),
         "cf_validity": _share(sum(record.cf_valid for record in records), explained),
         "fcf_validity": _share(told, wanted),
         "mean_fcf_distance": _share(distance, told),

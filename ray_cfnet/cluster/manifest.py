@@ -1,10 +1,10 @@
 """The manifest of a run: what it read, wrote and found. docs/manifest.md tells what each key means."""
 
-import os
 import platform
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ray_cfnet import config
@@ -18,12 +18,14 @@ from ray_cfnet.cluster.ledger import (
     totals,
     unit_entries,
 )
+from ray_cfnet.cluster.submission import submission_id
 from ray_cfnet.cluster.units import actor_range
 from ray_cfnet.errors import InputError
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.tables.plan import Source
 from ray_cfnet.tables.storage import Location
 
+_READ_THREADS = 16
 _PACKAGES = ("ray-cfnet", "ray", "torch", "pyarrow", "numpy")
 
 
@@ -49,7 +51,7 @@ def make_manifest(
         "bundle": str(bundle_place),
         "state": "incomplete" if failed else "complete",
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "submission_id": os.environ.get("RAY_JOB_SUBMISSION_ID"),
+        "submission_id": submission_id(),
         "input": str(source.root),
         "inputs": [asdict(file.found) for file in source.files],
         "output": str(run.output),
@@ -68,22 +70,34 @@ def make_manifest(
         "rows_per_s_per_core": round(rows_per_s / (actors * whole.cluster.actor_cpus), 1),
         "actors": actors,
         "peak_rss_mb": max((record.peak_rss_mb for record in records), default=0),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
     }
 
 
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a job's uploaded directory is not installed
+        return None
+
+
 def list_runs(output: Location) -> list[dict[str, Any]]:
-    """The runs of an output, oldest first; one without a manifest was stopped or is at work."""
-    found: dict[str, dict[str, Any]] = {}
-    for file in (output / RUNS).files():
-        run_id, _, name = file.path.partition("/")
-        if name == "manifest.json":
-            found[run_id] = read_manifest(output / RUNS / file.path)
-        elif name:
-            found.setdefault(run_id, {"run_id": run_id, "state": "unfinished"})
-    if not found:
+    """The runs of an output, oldest first. Raises InputError where there is none."""
+    runs = known_runs(output)
+    if not runs:
         raise InputError(f"{output}: no runs in it", "name the output directory of ray-cfnet explain")
-    return sorted(found.values(), key=lambda run: (run.get("finished_at", "~"), run["run_id"]))
+    return runs
+
+
+def known_runs(output: Location) -> list[dict[str, Any]]:
+    """The runs of an output, oldest first, or none; one without a manifest was stopped or is at work."""
+    files = [file.path.partition("/") for file in (output / RUNS).files()]
+    with_manifest = sorted({run_id for run_id, _, name in files if name == "manifest.json"})
+    without = {run_id for run_id, _, name in files if name} - set(with_manifest)
+    with ThreadPoolExecutor(_READ_THREADS) as threads:
+        runs = list(threads.map(lambda run_id: read_manifest(output / RUNS / run_id / "manifest.json"), with_manifest))
+    runs += [{"run_id": run_id, "state": "unfinished"} for run_id in without]
+    return sorted(runs, key=lambda run: (run.get("finished_at", "~"), run["run_id"]))
 
 
 def find_run(output: Location, wanted: str) -> dict[str, Any]:

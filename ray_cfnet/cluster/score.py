@@ -1,12 +1,10 @@
 """The explain job: plan units, let actors read, explain and write them, commit partition by partition."""
 
-import signal
-import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +21,9 @@ from ray_cfnet.cluster.commit import DeltaCommit, ParquetCommit, check_layout, f
 from ray_cfnet.cluster.ingest import READ_ROWS
 from ray_cfnet.cluster.ledger import RUNS, FailedUnit, RunFiles, UnitRecord, reconcile, run_id
 from ray_cfnet.cluster.manifest import make_manifest
+from ray_cfnet.cluster.stopping import NoTimeLeftError, put_on_sigterm
 from ray_cfnet.cluster.units import unit_outcomes
-from ray_cfnet.errors import InputError, JobError, RayCfnetError
+from ray_cfnet.errors import InputError, JobError, RayCfnetError, StoppedError
 from ray_cfnet.explain.columns import ROW_STATUS, dictionary_columns, output_schema, rejects_schema, type_metadata
 from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.explain.explanations import Explanations
@@ -133,6 +132,9 @@ class ExplainUnit:
         record.count("rejects", {reason["values"]: reason["counts"] for reason in reasons})
         by_status = np.bincount(found.status, minlength=len(ROW_STATUS)).tolist()
         record.count("status", dict(zip(ROW_STATUS, by_status, strict=True)))
+        classes = list(map(str, self.explainer.schema.target.classes))
+        predicted = np.bincount(found.predicted, minlength=len(classes)).tolist()
+        record.count("predicted", dict(zip(classes, predicted, strict=True)))
         record.cf_valid += int(found.cf_valid.sum())
         record.fcf_distance += pc.sum(good.column("fcf_distance")).as_py() or 0.0
         told, schema = found.has_fcf, self.explainer.schema
@@ -302,7 +304,7 @@ class _Job:
         finished = {record.number for record in earlier}
         todo = [unit for unit in units if unit.number not in finished]
         unwritable: JobError | None = None
-        with _put_on_sigterm(self.stop_sign) as stopped:
+        with put_on_sigterm(self.stop_sign) as stopped, suppress(NoTimeLeftError):
             for unit, outcome in unit_outcomes(todo, worker, self.whole.cluster):
                 if isinstance(outcome, JobError):  # what cannot be written here cannot be written anywhere
                     unwritable = outcome
@@ -318,7 +320,7 @@ class _Job:
         if unwritable is not None:
             raise JobError(f"{unwritable}\n  {left}")
         if stopped.is_set():
-            raise JobError(f"stopped by a signal, {left}")
+            raise StoppedError(f"stopped by a signal, {left}")
         if sum(map(len, self.done.values())) + len(self.failed) != len(units):
             raise JobError(f"units were left out, {left}")
         self.hold.check()
@@ -350,22 +352,3 @@ class _Job:
         reconcile(partition, planned, done)
         # Without a planned unit its rows are gone, and so must be what an earlier run said about them.
         self.commit.partition(partition, done)
-
-
-@contextmanager
-def _put_on_sigterm(stop_sign: Location) -> Iterator[threading.Event]:
-    """SIGTERM lets actors finish the units they are at and begin no other."""
-    stopped = threading.Event()
-    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
-        yield stopped
-        return
-
-    def stop(*_: object) -> None:
-        stopped.set()
-        stop_sign.write_bytes(b"stop\n")
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield stopped
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -40,11 +40,17 @@ def test_no_command_or_option_vanishes_unnoticed() -> None:
         "runs": ["--json", "--show", "output"],
         "show": sorted(["--json", "--key", "-k", "--partition", "-p", "--bundle", "-b", "output"]),
         "demo": sorted([*common, "--output", "-o"]),
+        "submit": sorted(["--config", "-c", "--json", "--address", "--wait", "command"]),
+        "nightly": sorted(
+            [*common, "--output", "-o", "--input", "-i", "--since", "--until", "--max-partitions", "--re-explain"]
+        ),
         "config": sorted(common),
     }
 
 
-@pytest.mark.parametrize("command", ["train", "explain", "evaluate", "promote", "models", "runs", "show", "demo"])
+@pytest.mark.parametrize(
+    "command", ["train", "explain", "evaluate", "promote", "models", "runs", "show", "demo", "submit", "nightly"]
+)
 def test_help_teaches_with_an_example(command: str) -> None:
     result = run(command, "--help")
     assert result.returncode == 0
@@ -56,7 +62,19 @@ def test_config_checks_a_file_and_prints_the_schema() -> None:
     checked = run("config", "check", "--config", "conf/loans.yaml", "--set", "training.epochs=7", "--json")
     assert json.loads(checked.stdout)["config"]["training"]["epochs"] == 7
     schema = json.loads(run("config", "schema").stdout)
-    sections = {"table", "split", "model", "training", "cluster", "explain", "evaluate", "output", "promotion", "words"}
+    sections = {
+        "table",
+        "split",
+        "model",
+        "training",
+        "cluster",
+        "explain",
+        "evaluate",
+        "output",
+        "promotion",
+        "words",
+        "nightly",
+    }
     assert sections == schema["properties"].keys()
 
 
@@ -134,7 +152,8 @@ def test_train_explain_and_evaluate_as_processes_print_one_json_object_each(tmp_
     contract = {"run_id", "model_id", "rows_in", "rows_out", "rows_rejected", "seconds", "rows_per_s", "output"}
     assert contract <= explained.keys()
 
-    evaluate = run("evaluate", "--config", "conf/loans.yaml", "--bundle", store, "--json", *paths)
+    # Without --bundle: that of the store below the output.
+    evaluate = run("evaluate", "--config", "conf/loans.yaml", "--json", *paths, "--set", f"output.path={tmp_path}")
     assert evaluate.returncode == 0, evaluate.stderr
     metrics = json.loads(evaluate.stdout)
     assert {"rows", "accuracy", "cf", "fcf"} <= metrics.keys()

@@ -64,14 +64,14 @@ def test_gpu_overlay_shares_gpus_and_trains_on_several(rendered: dict[str, list[
 
 @pytest.mark.parametrize("overlay", ["cpu", "gpu"])
 def test_workers_come_and_go_with_the_work(overlay: str, rendered: dict[str, list[Document]]) -> None:
-    for name in ("ray-cfnet-train", "ray-cfnet-explain"):
+    for name in ("ray-cfnet-train", "ray-cfnet-explain", "ray-cfnet-nightly"):
         cluster = cluster_of(named(rendered[overlay], "RayJob", name))
         assert cluster["enableInTreeAutoscaling"] is True
         assert [group["minReplicas"] for group in cluster["workerGroupSpecs"]] == [0]
 
 
 def test_kueue_gets_a_cluster_of_one_size_and_a_queue_that_is_there(rendered: dict[str, list[Document]]) -> None:
-    for name in ("ray-cfnet-train", "ray-cfnet-explain"):
+    for name in ("ray-cfnet-train", "ray-cfnet-explain", "ray-cfnet-nightly"):
         job = named(rendered["kueue"], "RayJob", name)
         assert cluster_of(job)["enableInTreeAutoscaling"] is False
         assert job["spec"]["shutdownAfterJobFinishes"] is True  # Kueue refuses others
@@ -79,10 +79,11 @@ def test_kueue_gets_a_cluster_of_one_size_and_a_queue_that_is_there(rendered: di
     named(rendered["kueue"], "LocalQueue", queue)
 
 
-def test_only_explain_starts_by_the_clock_and_takes_yesterday(rendered: dict[str, list[Document]]) -> None:
+def test_only_the_nightly_job_starts_by_the_clock_and_ends_with_yesterday(rendered: dict[str, list[Document]]) -> None:
     for documents in rendered.values():
-        assert named(documents, "CronJob", "ray-cfnet-train")["spec"]["suspend"] is True
-        cron = named(documents, "CronJob", "ray-cfnet-explain")["spec"]
+        for name in ("train", "explain"):
+            assert named(documents, "CronJob", f"ray-cfnet-{name}")["spec"]["suspend"] is True
+        cron = named(documents, "CronJob", "ray-cfnet-nightly")["spec"]
         assert cron.get("suspend", False) is False
         container = cron["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]
         assert {"name": "DAYS_BACK", "value": "1"} in container["env"]
@@ -122,8 +123,12 @@ def _workers(documents: list[Document]) -> Document:
     return cluster_of(_job(documents))["workerGroupSpecs"][0]
 
 
-def _entrypoint(documents: list[Document], old: str, new: str) -> None:
-    spec = _job(documents)["spec"]
+def _nightly(documents: list[Document], old: str, new: str) -> None:
+    _entrypoint(documents, old, new, "ray-cfnet-nightly")
+
+
+def _entrypoint(documents: list[Document], old: str, new: str, name: str = "ray-cfnet-explain") -> None:
+    spec = named(documents, "RayJob", name)["spec"]
     assert old in spec["entrypoint"]
     spec["entrypoint"] = spec["entrypoint"].replace(old, new)
 
@@ -198,6 +203,8 @@ BREAKS: list[tuple[str, Callable[[list[Document]], Any]]] = [
     ("entry_points", lambda d: _entrypoint(d, "actor_cpus", "actor_cpu")),
     ("entry_points", lambda d: checks.settings_of(d).update(CONFIG="loan.yaml")),
     ("entry_points", lambda d: checks.settings_of(d).update(NUM_ACTORS="[16,1]")),
+    ("entry_points", lambda d: _nightly(d, "--until ${DATE}", "--until ${PARTITION}=${DATE}")),
+    ("entry_points", lambda d: _nightly(d, "--max-partitions ${MAX_PARTITIONS} ", "")),
     ("sizes", lambda d: _workers(d).update(maxReplicas=3)),
     ("sizes", lambda d: checks.settings_of(d).update(NUM_ACTORS="auto")),
     ("sizes", lambda d: checks.settings_of(d).update(USE_GPU="true")),

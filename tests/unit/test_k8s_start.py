@@ -120,7 +120,7 @@ def test_missing_template_is_a_failure(start: Start) -> None:
     assert "NotFound" in done.stderr
 
 
-@pytest.mark.parametrize(("name", "days"), [("ray-cfnet-explain", 1), ("ray-cfnet-train", 0)])
+@pytest.mark.parametrize(("name", "days"), [("ray-cfnet-nightly", 1), ("ray-cfnet-explain", 1), ("ray-cfnet-train", 0)])
 def test_date_is_that_of_the_time_zone(name: str, days: int, start: Start) -> None:
     for zone in ("Pacific/Kiritimati", "Etc/GMT+12"):  # 26 hours apart: never on the same day
         before = datetime.now(UTC)

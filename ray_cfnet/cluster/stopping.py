@@ -1,0 +1,49 @@
+"""SIGTERM, as a scheduler or `ray job stop` sends it: end soon, and leave nothing half done."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ray_cfnet.cluster.submission import stop_grace_s
+from ray_cfnet.tables.storage import Location
+
+_LEAVING_S = 1.0
+
+
+class NoTimeLeftError(Exception):
+    """Units are still at work, but Ray is about to kill this process."""
+
+
+@contextmanager
+def put_on_sigterm(stop_sign: Location) -> Iterator[threading.Event]:
+    """SIGTERM lets actors finish the units they are at and begin no other.
+
+    In a job of `ray job submit` they have as long as its stop leaves, less what giving back the lock takes: then
+    NoTimeLeftError is raised.
+    """
+    stopped = threading.Event()
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+        yield stopped
+        return
+
+    before = {signal.SIGTERM: signal.getsignal(signal.SIGTERM)}
+
+    def stop(*_: object) -> None:
+        if not stopped.is_set() and (grace_s := stop_grace_s()) is not None:
+            before[signal.SIGALRM] = signal.signal(signal.SIGALRM, give_up)
+            signal.setitimer(signal.ITIMER_REAL, max(grace_s - _LEAVING_S, 0.1))
+        stopped.set()
+        stop_sign.write_bytes(b"stop\n")
+
+    def give_up(*_: object) -> None:
+        raise NoTimeLeftError
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield stopped
+    finally:
+        if signal.SIGALRM in before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,293 @@
+"""Jobs sent to a running cluster that asks for a token, as people, schedulers and Kubernetes send them."""
+
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+import pytest
+import yaml
+
+from ray_cfnet.configfile import load_config
+from ray_cfnet.model.store import promote
+from ray_cfnet.tables.samples import make_sample
+from ray_cfnet.tables.storage import Location
+from tests.e2e.test_faults import UNITS, Job, records
+from tests.unit import k8s_checks
+from tests.unit.k8s_checks import ROOT
+
+BIN = Path(sys.executable).parent
+DAY = "ds=2026-11-11"
+DAY_ROWS = 6000
+
+
+def free_port() -> int:
+    """Outside of the range from which Ray gives ports to its workers."""
+    for port in range(21000 + secrets.randbelow(8000), 30000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
+    raise AssertionError("no free port")
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out + self.err
+
+
+class Head:
+    """A Ray head of its own with a token, one process group on this machine."""
+
+    def __init__(self, directory: Path) -> None:
+        token = directory / "token"
+        token.write_text(secrets.token_hex(32))
+        self.token = token.read_text()
+        ports = {name: free_port() for name in ("port", "dashboard-port", "ray-client-server-port")}
+        agents = ("dashboard-agent-listen-port", "dashboard-agent-grpc-port", "metrics-export-port")
+        ports |= {name: free_port() for name in agents}
+        self.url = f"http://127.0.0.1:{ports['dashboard-port']}"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        self.environment = {
+            **kept,
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else SIGTERM lets half a minute pass
+        }
+        command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=2"]
+        command += ["--dashboard-host=127.0.0.1", f"--temp-dir={directory}"]
+        command += [f"--{name}={port}" for name, port in ports.items()]
+        # As in the image: the installed package is there without an upload.
+        environment = {**self.environment, "PYTHONPATH": str(ROOT)}
+        self.log = directory / "head.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command, cwd=directory, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def wait(self) -> None:
+        limit = time.monotonic() + 120
+        while True:
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < limit, self.log.read_text()
+            try:
+                # Without nodes the answer is empty, and a job would wait for ever.
+                if json.loads(self.get("/nodes?view=summary"))["data"]["summary"]:
+                    return
+            except (HTTPError, URLError, ConnectionError, TimeoutError):
+                pass
+            time.sleep(0.5)
+
+    def get(self, path: str, method: str = "GET") -> str:
+        request = Request(self.url + path, headers={"Authorization": f"Bearer {self.token}"}, method=method)
+        with urlopen(request, timeout=10) as answer:
+            return answer.read().decode()
+
+    def job(self, submission_id: str) -> dict:
+        return json.loads(self.get(f"/api/jobs/{submission_id}"))
+
+    def start(self, *command: str, **variables: str) -> "subprocess.Popen[str]":
+        environment = {**self.environment, "RAY_API_SERVER_ADDRESS": self.url, "PYTHONPATH": str(ROOT), **variables}
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+    def ended(self, process: "subprocess.Popen[str]") -> Ended:
+        try:
+            out, err = process.communicate(timeout=240)
+        finally:
+            process.kill()
+        assert self.token not in out + err
+        return Ended(process.returncode, out, err)
+
+    def ray_job_submit(self, *words: str, working_dir: Path | None = None) -> "subprocess.Popen[str]":
+        options = ["--working-dir", str(working_dir)] if working_dir else []
+        return self.start(str(BIN / "ray"), "job", "submit", *options, "--", *words)
+
+    def submit(self, *arguments: str, **variables: str) -> Ended:
+        return self.ended(self.start(sys.executable, "-m", "ray_cfnet", "submit", *arguments, **variables))
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:  # a busy machine
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    # Ray's sockets need a short path.
+    with tempfile.TemporaryDirectory(prefix="rc-", ignore_cleanup_errors=True) as directory:
+        head = Head(Path(directory))
+        try:
+            head.wait()
+            yield head
+        finally:
+            head.stop()
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A table in four partitions of many small units, and a bundle."""
+    return Job(tmp_path_factory.mktemp("people"), {})
+
+
+def options(people: Job, output: Path, *more: str) -> list[str]:
+    return ["--bundle", str(people.bundle), "--output", str(output), "--partition", DAY, *more]
+
+
+def only_manifest(output: Path) -> dict:
+    [place] = output.glob("_runs/*/manifest.json")
+    return json.loads(place.read_text())
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < limit, "waited too long"
+        time.sleep(0.02)
+
+
+def submission_of(text: str) -> str:
+    return re.search(r"raysubmit_\w+", text)[0]
+
+
+def test_ray_job_submit_runs_the_uploaded_directory_and_the_manifest_names_the_job(
+    head: Head, people: Job, tmp_path: Path
+) -> None:
+    upload = tmp_path / "checkout"
+    for name in ("conf", "jobs", "ray_cfnet"):
+        shutil.copytree(ROOT / name, upload / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / ".rayignore", upload)
+    shutil.copy(people.directory / "people.yaml", upload / "conf")
+    (upload / "out").mkdir()
+    (upload / "out" / "big").write_bytes(secrets.token_bytes(1000))
+    words = ["python", "jobs/explain.py", "--config", "conf/people.yaml", *options(people, tmp_path / "out")]
+    words += ["--set", "explain.unit_rows=3000"]
+    done = head.ended(head.ray_job_submit(*words, working_dir=upload))
+    assert done.code == 0, done.text
+    manifest = only_manifest(tmp_path / "out")
+    assert manifest["submission_id"] == submission_of(done.text)
+    assert (manifest["rows_in"], list(manifest["partitions"])) == (DAY_ROWS, [DAY])
+
+
+def test_submit_follows_the_log_and_tells_the_job_and_its_page(head: Head, people: Job, tmp_path: Path) -> None:
+    more = ("--set", "explain.unit_rows=3000", "--address", head.url)
+    arguments = options(people, tmp_path / "out", *more)
+    done = head.submit(
+        "explain", "--config", str(people.directory / "people.yaml"), *arguments, RAY_API_SERVER_ADDRESS=""
+    )
+    assert done.code == 0, done.text
+    submission = submission_of(done.err)
+    assert f"{head.url}/#/jobs/{submission}" in done.err
+    assert f"{DAY_ROWS:,} rows in" in done.out
+    assert only_manifest(tmp_path / "out")["submission_id"] == submission
+    assert head.job(submission)["entrypoint"].startswith("python -m ray_cfnet explain --config people.yaml ")
+
+
+def test_a_failing_job_fails_whoever_sent_it(head: Head, people: Job, tmp_path: Path) -> None:
+    words = ("python", "jobs/explain.py", "--config", "conf/nowhere.yaml")
+    wrong = head.ray_job_submit(*words, working_dir=ROOT)  # two at a time: starting them is what takes time
+    arguments = ["--bundle", str(tmp_path / "none"), "--output", str(tmp_path / "out"), "--json"]
+    done = head.submit("explain", "--config", str(people.directory / "people.yaml"), *arguments)
+    result = json.loads(done.out)
+    assert (done.code, result["status"], result["exit_code"]) == (2, "FAILED", 2)
+    assert "no bundle here" in done.err
+    code, out, err = head.ended(wrong)
+    assert code == 1
+    assert head.job(submission_of(out + err))["driver_exit_code"] == 2
+    assert "conf/nowhere.yaml: 1 fault" in out
+
+
+def test_what_cannot_work_is_refused_before_it_is_sent(head: Head, people: Job, tmp_path: Path) -> None:
+    file = str(people.directory / "people.yaml")
+    for arguments, said in (
+        (["--config", file, "--output", "out"], "output.path out"),
+        (["--config", file, "--output", "/out", "--partitions", "x"], "No such option: --partitions"),
+        (["--config", file, "--output", "/out", "--set", "training.epoch=3"], "did you mean epochs?"),
+    ):
+        done = head.submit("explain", *arguments)
+        assert done.code == 2, done.text
+        assert said in done.err
+    (tmp_path / "token").write_text(secrets.token_hex(32))
+    wrong = head.submit(
+        "explain", "--config", file, "--output", "/out", RAY_AUTH_TOKEN_PATH=str(tmp_path / "token"), RAY_AUTH_TOKEN=""
+    )
+    assert wrong.code == 2
+    assert "wants another token" in wrong.err
+
+
+@pytest.mark.timeout(600)
+def test_a_stopped_job_ends_within_its_grace_and_goes_on_when_it_is_sent_again(
+    head: Head, people: Job, tmp_path: Path
+) -> None:
+    output, file = tmp_path / "out", str(people.directory / "people.yaml")
+    arguments = ["--bundle", str(people.bundle), "--output", str(output), "--set", "cluster.num_actors=1"]
+    sent = head.submit("explain", "--config", file, "--no-wait", *arguments)
+    assert sent.code == 0, sent.text
+    submission = submission_of(sent.err)
+    wait_until(lambda: len(records(output)) >= 3)
+    # What `ray job stop` asks for, without the seconds that it takes to start.
+    head.get(f"/api/jobs/{submission}/stop", method="POST")
+    wait_until(lambda: head.job(submission)["status"] == "STOPPED")
+    log = json.loads(head.get(f"/api/jobs/{submission}/logs"))["logs"]
+    assert "error: stopped by a signal" in log, f"killed before it could speak:\n{log}"
+    assert 3 <= len(records(output)) < UNITS
+    again = head.submit("explain", "--config", file, *arguments)
+    assert again.code == 0, again.text
+    assert "units were done by an earlier attempt" in again.out
+    assert only_manifest(output)["rows_in"] == 4 * DAY_ROWS
+
+
+@pytest.mark.timeout(600)
+def test_the_rayjobs_entry_points_run_as_they_stand_in_the_manifests(head: Head, tmp_path: Path) -> None:
+    documents = k8s_checks.render(ROOT / "k8s" / "overlays" / "cpu")
+    small = yaml.safe_load((ROOT / "conf" / "loans.yaml").read_text())
+    small["training"] |= {"epochs": 2}
+    small["promotion"] = {}
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "ours.yaml").write_text(yaml.safe_dump(small))
+    table, output = tmp_path / "loans", tmp_path / "out"
+    ours = load_config(tmp_path / "conf" / "ours.yaml", [f"table.path={table}", "table.sample.rows=800"])
+    make_sample(ours.table)
+    settings = k8s_checks.settings_of(documents)
+    settings |= {"CONFIG": "ours.yaml", "TABLE": str(table), "OUTPUT": str(output), "NUM_ACTORS": "1"}
+    settings |= {"NUM_WORKERS": "1", "MAX_PARTITIONS": "1"}
+    lines = k8s_checks.command_lines(documents)
+    for name in ("ray-cfnet-train", "ray-cfnet-explain", "ray-cfnet-nightly"):
+        words = lines.pop(name)
+        # The mounted ConfigMap is a directory here; all else is the command line of the manifest.
+        line = [word.replace("/etc/ray-cfnet/", f"{tmp_path}/conf/") for word in words]
+        done = head.ended(head.ray_job_submit(*line))
+        assert done.code == 0, f"{name}: {shlex.join(line)}\n{done.text}"
+        if name == "ray-cfnet-train":
+            [bundle] = [place.parent for place in output.glob("_models/*/bundle.json")]
+            promote(Location.of(bundle), Location.of(output / "_models"), ours, "a test")
+    assert not lines, "every RayJob was run"
+    explained = [json.loads(place.read_text())["partitions"] for place in output.glob("_runs/*/manifest.json")]
+    assert sorted(partition for run in explained for partition in run) == ["ds=2026-11-14", "ds=2026-11-15"]
+    status = json.loads((output / "_status.json").read_text())
+    assert (status["state"], len(status["left"])) == ("ok", 6)

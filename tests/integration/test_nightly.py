@@ -1,0 +1,161 @@
+"""Nights one after another on a small table, on a real local Ray."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ray_cfnet.config import Config
+from ray_cfnet.configfile import load_config
+from ray_cfnet.due import Choice
+from ray_cfnet.errors import BundleError, JobError, StoppedError
+from ray_cfnet.model.store import MODELS, promote, read_current
+from ray_cfnet.nightly import run_nightly
+from ray_cfnet.tables.lock import exclusive
+from ray_cfnet.tables.storage import Location
+from tests.integration.conftest import CONF, Trained
+
+DAYS, DAY_ROWS = [f"ds=2026-11-{day}" for day in (13, 14, 15)], 500
+
+
+class Nights:
+    """Three partitions, their labels still to come, with an output of their own and a promoted bundle."""
+
+    def __init__(self, directory: Path, trained: Trained) -> None:
+        self.whole, self.bundle = Path(trained.config.table.path), trained.bundle
+        self.table, self.output = directory / "loans", directory / "out"
+        for day in DAYS:
+            self.write(day, DAY_ROWS, labels=False)
+        promote(Location.of(self.bundle), Location.of(self.output / MODELS), self.configured(), "a test")
+
+    def configured(self, *overrides: str) -> Config:
+        places = [f"table.path={self.table}", f"output.path={self.output}", "table.sample=null"]
+        # The bundle of these tests is a quick one, and one actor starts faster than two.
+        return load_config(CONF / "loans.yaml", [*places, "promotion={}", "cluster.num_actors=1", *overrides])
+
+    def run(self, *overrides: str, **choice: Any) -> dict[str, Any]:
+        status = run_nightly(self.configured(*overrides), Choice(**choice), lambda _: None, lambda: lambda *_: None)
+        assert self.status == json.loads(json.dumps(status))
+        return status
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return json.loads((self.output / "_status.json").read_text())
+
+    def write(self, day: str, rows: int, labels: bool) -> None:
+        [file] = (self.whole / day).glob("*.parquet")
+        table = pq.read_table(file, partitioning=None).slice(0, rows)
+        if not labels:
+            table = table.set_column(table.column_names.index("decision"), "decision", pa.nulls(rows, pa.string()))
+        (self.table / day).mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, self.table / day / file.name)
+
+    def written(self) -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in self.output.glob("ds=*/*") if path.is_file()}
+
+
+@pytest.fixture
+def nights(trained: Trained, tmp_path: Path) -> Nights:
+    return Nights(tmp_path, trained)
+
+
+def partitions(status: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(entry["partition"], entry["why"]) for entry in status["done"]]
+
+
+def test_each_night_does_what_is_due_and_a_second_start_does_nothing(nights: Nights) -> None:
+    first = nights.run(max_partitions=2)
+    assert partitions(first) == [(DAYS[2], "new"), (DAYS[1], "new")]
+    assert (first["state"], first["left"], first["rows_in"]) == ("ok", [DAYS[0]], 2 * DAY_ROWS)
+    assert (first["model"]["id"], first["model"]["quality"]) == (Path(nights.bundle).name, None)
+    nights.write(DAYS[0], DAY_ROWS, labels=True)
+    second = nights.run()
+    assert partitions(second) == [(DAYS[0], "new")]
+    assert (second["left"], second["rows_out"] + second["rows_rejected"]) == ([], DAY_ROWS)
+    assert second["model"]["labelled_rows"] == DAY_ROWS
+    assert 0.6 < second["model"]["quality"]["accuracy"] <= 1
+    before = nights.written()
+    third = nights.run()
+    assert (third["state"], third["done"], third["rows_in"]) == ("ok", [], 0)
+    assert third["model"]["quality"] == second["model"]["quality"], "what was measured before still counts"
+    assert nights.written() == before
+    nights.write(DAYS[1], 120, labels=True)  # labels arrive
+    changed = nights.run()
+    assert partitions(changed) == [(DAYS[1], "changed")]
+    assert (changed["rows_in"], changed["model"]["labelled_rows"]) == (120, DAY_ROWS + 120)
+    after = nights.written()
+    assert {path for path in before if path in after} == {path for path in before if DAYS[1] not in str(path)}
+
+
+def test_a_partition_that_fails_stops_no_other_and_is_due_until_it_is_mended(nights: Nights) -> None:
+    [file] = (nights.table / DAYS[2]).glob("*.parquet")
+    whole = file.read_bytes()
+    third = len(whole) // 3
+    file.write_bytes(whole[:100] + bytes(third) + whole[100 + third :])  # the footer stays
+    for expected in ([(DAYS[1], "new"), (DAYS[0], "new")], []):
+        status = nights.run("explain.retries=0")
+        assert partitions(status) == expected
+        assert (status["state"], status["left"]) == ("failed", [])
+        assert [entry["partition"] for entry in status["failed"]] == [DAYS[2]]
+        assert file.name in status["errors"][0]
+    file.write_bytes(whole)
+    mended = nights.run()
+    assert (mended["state"], partitions(mended)) == ("ok", [(DAYS[2], "new")])
+
+
+def test_a_stopped_night_begins_nothing_more_and_the_next_goes_on(nights: Nights) -> None:
+    def stop_us(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(StoppedError, match="stopped by a signal"):
+        run_nightly(nights.configured(), Choice(), lambda _: None, lambda: stop_us)
+    assert (nights.status["state"], nights.status["done"], nights.status["failed"]) == ("failed", [], [])
+    assert nights.status["left"] == DAYS[::-1]
+    assert "stopped by a signal" in nights.status["errors"][0]
+    assert [partition for partition, _ in partitions(nights.run(since="2026-11-15"))] == [DAYS[2]]
+
+
+def test_another_model_explains_new_partitions_and_old_ones_when_asked(nights: Nights) -> None:
+    nights.run(since="2026-11-15")
+    other = nights.run("explain.unit_rows=499999")
+    assert [partition for partition, _ in partitions(other)] == DAYS[1::-1], "settings alone change nothing"
+    again = nights.run("explain.unit_rows=499999", re_explain=True)
+    assert partitions(again) == [(day, "asked for") for day in reversed(DAYS)]
+    assert [entry["already_done"] for entry in again["done"]] == [False, True, True]
+
+
+def test_a_training_that_is_due_is_said_and_done_only_when_told_and_through_the_gate(nights: Nights) -> None:
+    for day in DAYS:
+        nights.write(day, DAY_ROWS, labels=True)
+    old = ("nightly.min_labelled_rows=1", "training.epochs=1", "promotion.min_accuracy=1")
+    said = nights.run(*old, max_partitions=1)
+    assert said["state"] == "ok"
+    assert said["retrain"]["due"]
+    assert said["retrain"]["done"] is None
+    [reason] = said["retrain"]["reasons"]
+    assert reason.startswith("quality on 500 labelled rows: promotion.min_accuracy")
+    waits = nights.run(*old, "nightly.retrain=true", until="2026-11-01")
+    assert waits["retrain"]["done"] is None, "there was a promotion a moment ago"
+    trained = nights.run(*old, "nightly.retrain=true", "nightly.retrain_wait_days=0", until="2026-11-01")
+    assert trained["retrain"]["done"]["decision"] == "refused"
+    assert trained["retrain"]["done"]["to_id"] != said["model"]["id"]
+    assert read_current(Location.of(nights.output / MODELS)).id == said["model"]["id"]
+
+
+def test_a_night_without_a_bundle_or_beside_another_says_so(nights: Nights) -> None:
+    shutil.rmtree(nights.output / MODELS)
+    with pytest.raises(BundleError, match="no store with a promoted one"):
+        nights.run()
+    assert nights.status["state"] == "failed"
+    assert "CURRENT is missing" in nights.status["errors"][0]
+    with (
+        exclusive(Location.of(nights.output / "_nightly"), "another"),
+        pytest.raises(JobError, match="held by another"),
+    ):
+        nights.run()
