@@ -173,6 +173,36 @@ def runs(
 
 
 @app.command()
+def report(
+    output: Annotated[str, typer.Argument(help="output directory of explain", metavar="OUTPUT")],
+    run: Annotated[
+        str | None, typer.Option("--run", help="its id, or the first characters of it; default: the last", metavar="ID")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", help="the file; default: OUTPUT/_reports/<run id>.html", metavar="FILE")
+    ] = None,
+    segment: Annotated[
+        list[str] | None,
+        typer.Option("--segment", help="compare groups by this column, e.g. gender; repeatable", metavar="COLUMN"),
+    ] = None,
+    samples: Annotated[
+        int, typer.Option("--samples", min=0, help="rows shown as samples; 0 keeps single rows out of the page")
+    ] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML page about a run: what was done, how far the ways are, for whom, and what is unusual.
+
+    The page needs no network and opens from a file. docs/report.md tells what stands in it.
+
+    Example: ray-cfnet report out/loans --segment gender
+    """
+    from ray_cfnet.commands import run_report
+
+    result = run_report(output, run, to, segment or [], samples)
+    _finish(result, as_json, lambda console, made: console.print(f"report: {made['report']}", soft_wrap=True))
+
+
+@app.command()
 def evaluate(
     config: ConfigFile,
     bundle: BundlePath,

@@ -64,6 +64,15 @@ def run_runs(output: str, show: str | None) -> dict[str, Any]:
     return find_run(place, show) if show else {"output": str(place), "runs": list_runs(place)}
 
 
+def run_report(
+    output: str, run_id: str | None, to: str | None, segments: list[str], num_samples: int
+) -> dict[str, Any]:
+    """Writes the report of a run: output, report."""
+    from ray_cfnet.report.page import write_report  # its packages are an extra
+
+    return {"output": output, "report": write_report(output, run_id, to, segments, num_samples)}
+
+
 def run_evaluate(
     config: Config, bundle: str, split: SplitName | None, against: Literal["paper"] | None = None
 ) -> dict[str, Any]:

@@ -51,6 +51,8 @@ class UnitRecord:
     rows_out: int = 0
     rejects: dict[str, int] = field(default_factory=dict)
     status: dict[str, int] = field(default_factory=dict)
+    predicted: dict[str, int] = field(default_factory=dict)
+    """Rows by predicted class."""
     cf_valid: int = 0
     fcf_distance: float = 0.0
     changed: dict[str, int] = field(default_factory=dict)
@@ -157,7 +159,7 @@ class RunFiles:
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """The last word of a run. What a repeated run would need goes only when all is done."""
-        (self.directory / _MANIFEST).write_bytes(json.dumps(manifest, indent=1, sort_keys=True).encode())
+        (self.directory / _MANIFEST).write_bytes(json.dumps(manifest, indent=1).encode())
         if manifest["state"] == "complete":
             self.tidy_up()
 
@@ -200,10 +202,12 @@ def totals(records: list[UnitRecord]) -> dict[str, Any]:
     """What the records add up to."""
     rejects: Counter[str] = Counter()
     status: Counter[str] = Counter()
+    predicted: Counter[str] = Counter()
     changed: Counter[str] = Counter()
     for record in records:
         rejects.update(record.rejects)
         status.update(record.status)
+        predicted.update(record.predicted)
         changed.update(record.changed)
     rows_out, told = sum(record.rows_out for record in records), status["ok"]
     wanted = rows_out - status["already_desired"]
@@ -215,6 +219,7 @@ def totals(records: list[UnitRecord]) -> dict[str, Any]:
         "rejects": dict(rejects),
         "row_status": dict(status),
         "row_status_share": {name: _share(count, rows_out) for name, count in status.items()},
+        "predicted": dict(predicted),
         "cf_validity": _share(sum(record.cf_valid for record in records), rows_out),
         "fcf_validity": _share(told, wanted),
         "mean_fcf_distance": _share(distance, told),

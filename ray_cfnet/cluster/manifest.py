@@ -50,6 +50,7 @@ def make_manifest(
         "submission_id": os.environ.get("RAY_JOB_SUBMISSION_ID"),
         "input": str(source.root),
         "inputs": [asdict(file.found) for file in source.files],
+        "table": _described(bundle, whole.explain),
         "output": str(run.output),
         "format": whole.output.format,
         **summary,
@@ -67,6 +68,17 @@ def make_manifest(
         "actors": actors,
         "peak_rss_mb": max((record.peak_rss_mb for record in records), default=0),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+    }
+
+
+def _described(bundle: Bundle, settings: config.Explain) -> dict[str, Any]:
+    """What a reader of the output must know to make sense of its columns, without the bundle at hand."""
+    schema, desired = bundle.schema, bundle.desired_for(settings.desired)
+    return {
+        "target": schema.target.name,
+        "keys": list(schema.keys),
+        "desired": "opposite" if desired is None else str(schema.target.classes[desired]),
+        "features": {feature.name: feature.kind for feature in schema.features},
     }
 
 

@@ -130,6 +130,9 @@ class ExplainUnit:
         record.count("rejects", {reason["values"]: reason["counts"] for reason in reasons})
         by_status = np.bincount(found.status, minlength=len(ROW_STATUS)).tolist()
         record.count("status", dict(zip(ROW_STATUS, by_status, strict=True)))
+        classes = self.explainer.schema.target.classes
+        by_class = np.bincount(found.predicted, minlength=len(classes)).tolist()
+        record.count("predicted", dict(zip(map(str, classes), by_class, strict=True)))
         record.cf_valid += int(found.cf_valid.sum())
         record.fcf_distance += pc.sum(good.column("fcf_distance")).as_py() or 0.0
         told, schema = found.has_fcf, self.explainer.schema
