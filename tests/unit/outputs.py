@@ -1,6 +1,7 @@
 """Outputs of real explain runs, made in this process: what the actors do, without Ray."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,11 +22,18 @@ def _inline(units: list[Unit], function: Any, cluster: Any) -> Iterator[tuple[Un
         yield unit, function(unit)
 
 
+def telling_bundle() -> Bundle:
+    """Random weights whose ways reach about half of the rows, and predict both classes."""
+    return untrained_bundle(7)
+
+
 def explained_output(
     directory: Path, days: dict[str, pa.Table], bundle: Bundle | None = None, **settings: Any
 ) -> dict[str, Any]:
-    """Explains each day's rows as a partition of one table below `directory`; returns the run's manifest."""
-    bundle = bundle or untrained_bundle()
+    """Adds each day's rows as a partition of a table below `directory` and explains them in one run.
+
+    Returns the run's manifest; the output is `directory / "out"`.
+    """
     for day, rows in days.items():
         place = directory / "in" / f"ds={day}"
         place.mkdir(parents=True, exist_ok=True)
@@ -38,8 +46,8 @@ def explained_output(
             "explain": {"max_reject_fraction": 1.0, **settings},
         }
     )
-    place = bundle.save(Location.of(directory / "models"))
+    place = (bundle or telling_bundle()).save(Location.of(directory / "models"))
+    source = open_source(str(directory / "in"))
+    given = replace(source, files=tuple(file for file in source.files if file.partition.removeprefix("ds=") in days))
     with patch.object(score, "unit_outcomes", _inline):
-        source = open_source(str(directory / "in"))
-        newest = source.within(f"ds={max(days)}") if len(days) == 1 else source
-        return score.explain(newest, place, whole, lambda *_: None)
+        return score.explain(given, place, whole, lambda *_: None)
