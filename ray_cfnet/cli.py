@@ -203,6 +203,32 @@ def report(
 
 
 @app.command()
+def sql(
+    output: Annotated[str, typer.Argument(help="output directory of explain", metavar="OUTPUT")],
+    dialect: Annotated[
+        Literal["duckdb", "trino", "athena", "bigquery", "spark"], typer.Option("--dialect", help="whose SQL")
+    ] = "duckdb",
+    write: Annotated[
+        str | None, typer.Option("--write", help="save it as views.<dialect>.sql in here", metavar="DIR")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print SQL that defines views over an output: explanations, changes_long, rejects and runs.
+
+    changes_long has one row per changed feature: keys, feature, from_value, to_value. docs/report.md tells more.
+
+    Example: ray-cfnet sql out/loans --dialect duckdb > views.sql
+    """
+    from ray_cfnet.commands import run_sql
+
+    result = run_sql(output, dialect, write)
+    if as_json:
+        _print_json(result)
+    else:
+        _machine_output.write(f"saved: {result['file']}\n" if result["file"] else result["sql"])
+
+
+@app.command()
 def evaluate(
     config: ConfigFile,
     bundle: BundlePath,

@@ -16,6 +16,7 @@ from ray_cfnet.explain.reasons import sentence
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.model.paper import paper_figures
 from ray_cfnet.model.store import MODELS, list_models, promote, resolve_bundle, roll_back
+from ray_cfnet.report.views import DialectName, write_views
 from ray_cfnet.tables.plan import open_source
 from ray_cfnet.tables.samples import make_sample
 from ray_cfnet.tables.split import SplitName
@@ -71,6 +72,11 @@ def run_report(
     from ray_cfnet.report.page import write_report  # its packages are an extra
 
     return {"output": output, "report": write_report(output, run_id, to, segments, num_samples)}
+
+
+def run_sql(output: str, dialect: DialectName, directory: str | None) -> dict[str, Any]:
+    """The views over an output as SQL: dialect, sql, and the file it was saved in, if any."""
+    return write_views(output, dialect, directory)
 
 
 def run_evaluate(

@@ -38,6 +38,9 @@ OnUnit = Callable[[UnitRecord, int, bool], None]
 """A finished unit, the number of all units, and whether this run did it (or an earlier attempt)."""
 
 _FIRST_PAUSE_S = 1.0
+_GROUP_ROWS = READ_ROWS // 2
+"""Row groups have at least so many rows, but for a file's last: engines skip and share out whole groups, and
+many small input files in a unit would make many small ones."""
 
 Batches = tuple[Piece, int, pa.RecordBatch]
 Reading = Generator[Batches, None, None] | Ahead[Batches]
@@ -161,10 +164,28 @@ class _Part(ExitStack):
         self._declared = declared
         self._dictionaries = dictionaries
         self._writer: pq.ParquetWriter | None = None
+        self._waiting: list[pa.Table] = []
 
     def write(self, table: pa.Table) -> None:
         if len(table) == 0:
             return
+        self.num_rows += len(table)
+        self._waiting.append(table)
+        if sum(map(len, self._waiting)) >= _GROUP_ROWS:
+            self._write_group()
+
+    def __exit__(self, kind: Any, *details: Any) -> bool | None:
+        if kind is None and self._waiting:
+            with self:  # closes the file also when this last write fails
+                self._write_group()
+            return False
+        return super().__exit__(kind, *details)
+
+    def _write_group(self) -> None:
+        """What waits becomes a row group; with several dictionaries in it, the writer would give them up."""
+        table, self._waiting = pa.concat_tables(self._waiting), []
+        if table.column(0).num_chunks > 1:
+            table = table.unify_dictionaries()
         if self._writer is None:
             sink = self.enter_context(self._place.atomic_sink())
             self._writer = self.enter_context(
@@ -174,7 +195,6 @@ class _Part(ExitStack):
             )
             self._writer.add_key_value_metadata(type_metadata(self._declared))
         self._writer.write_table(table)
-        self.num_rows += len(table)
 
 
 def explain(source: Source, bundle_place: Location, whole: config.Config, on_unit: OnUnit) -> dict[str, Any]:

@@ -39,12 +39,15 @@ def test_no_command_or_option_vanishes_unnoticed() -> None:
         "models": ["--json", "store"],
         "runs": ["--json", "--show", "output"],
         "report": ["--json", "--run", "--samples", "--segment", "--to", "output"],
+        "sql": ["--dialect", "--json", "--write", "output"],
         "demo": sorted([*common, "--output", "-o"]),
         "config": sorted(common),
     }
 
 
-@pytest.mark.parametrize("command", ["train", "explain", "evaluate", "promote", "models", "runs", "report", "demo"])
+@pytest.mark.parametrize(
+    "command", ["train", "explain", "evaluate", "promote", "models", "runs", "report", "sql", "demo"]
+)
 def test_help_teaches_with_an_example(command: str) -> None:
     result = run(command, "--help")
     assert result.returncode == 0
