@@ -14,6 +14,7 @@ from rich.console import Console
 from ray_cfnet.config import Config
 from ray_cfnet.configfile import load_config
 from ray_cfnet.errors import RayCfnetError
+from ray_cfnet.logs import LoggedProgress, is_json, log, log_as_json
 
 app = typer.Typer(
     help="Predictions with counterfactual explanations for every row of a Parquet table.\n\n"
@@ -58,7 +59,23 @@ def _load(file: Path, overrides: list[str] | None, input_path: str | None = None
     return load_config(file, [*(overrides or []), *given])
 
 
+@app.callback()
+def options(
+    log_format: Annotated[
+        Literal["text", "json"],
+        typer.Option(
+            "--log-format", envvar="RAY_CFNET_LOG", help="json: a JSON object a line on standard error, for log systems"
+        ),
+    ] = "text",
+) -> None:
+    """Options of all commands; they stand before the command's name."""
+    if log_format == "json":
+        log_as_json()
+
+
 def _progress() -> Any:
+    if is_json():
+        return LoggedProgress()
     from ray_cfnet.display import ProgressDisplay
 
     return ProgressDisplay(Console(stderr=True, markup=False))
@@ -402,7 +419,10 @@ def main(arguments: list[str] | None = None) -> None:
             traceback.print_exc()
         ours = isinstance(error, RayCfnetError)
         message = str(error) if ours else f"{type(error).__name__}: {error} (RAY_CFNET_DEBUG=1 shows where)"
-        print(f"error: {message}", file=sys.stderr)
+        if is_json():
+            log.error(message, extra={"event": "failed", "kind": type(error).__name__})
+        else:
+            print(f"error: {message}", file=sys.stderr)
         if as_json:
             _print_json({"error": {"kind": type(error).__name__, "message": message}})
         sys.exit(error.exit_code if isinstance(error, RayCfnetError) else 1)

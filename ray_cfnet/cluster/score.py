@@ -23,6 +23,7 @@ from ray_cfnet.cluster.commit import DeltaCommit, ParquetCommit, check_layout, f
 from ray_cfnet.cluster.ingest import READ_ROWS
 from ray_cfnet.cluster.ledger import RUNS, FailedUnit, RunFiles, UnitRecord, reconcile, run_id
 from ray_cfnet.cluster.manifest import make_manifest
+from ray_cfnet.cluster.telemetry import UnitMetrics, log_failure, log_run, log_unit
 from ray_cfnet.cluster.units import unit_outcomes
 from ray_cfnet.errors import InputError, JobError, RayCfnetError
 from ray_cfnet.explain.columns import ROW_STATUS, dictionary_columns, output_schema, rejects_schema, type_metadata
@@ -70,6 +71,10 @@ class ExplainUnit:
             bundle.net.to("cuda")
         return Explainer(bundle, self.desired, self.settings.refine == "sparse", self.settings.margin)
 
+    @cached_property
+    def metrics(self) -> UnitMetrics:
+        return UnitMetrics(self.run.run_id)
+
     def expect(self, unit: Unit) -> None:
         """Lets the bytes of a later unit come from the disk while this one computes."""
         read_ahead(self.root, unit)
@@ -85,6 +90,7 @@ class ExplainUnit:
                 record.retries, record.seconds = attempt, time.perf_counter() - started
                 record.peak_rss_mb = _peak_rss_mb()
                 self.run.write_record(record)
+                self.metrics.add(record)
                 return record
             except RayCfnetError:
                 # Storage has bad moments. Names depend on the plan alone, so a repetition leaves nothing behind.
@@ -310,6 +316,7 @@ class _Job:
         earlier = self.run.done_units(units)
         for record in earlier:
             self.done[record.partition].append(record)
+            log_unit(self.run.run_id, record, False)
             self.on_unit(record, len(units), False)
         for partition in self.source.partitions:
             self._commit_if_complete(partition)
@@ -323,9 +330,11 @@ class _Job:
                     break
                 if isinstance(outcome, RayCfnetError):
                     self.failed.append(FailedUnit(unit.number, unit.partition, str(outcome)))
+                    log_failure(self.run.run_id, self.failed[-1])
                 elif outcome is not None:
                     self.done[unit.partition].append(outcome)
                     self._commit_if_complete(unit.partition)
+                    log_unit(self.run.run_id, outcome, True)
                     self.on_unit(outcome, len(units), True)
         left = f"{len(units) - sum(map(len, self.done.values()))} of {len(units)} units are left; run again to go on"
         self.stop_sign.delete()
@@ -346,6 +355,7 @@ class _Job:
             self.source, self.bundle, self.whole, self.run, self.done, self.failed, self.commit.visible, seconds
         )
         self.run.write_manifest(manifest)
+        log_run(manifest)
         return manifest
 
     def _commit_if_complete(self, partition: str) -> None:
