@@ -72,7 +72,7 @@ def columns(rows: Rows, x_title: str) -> str:
         "y": _share_axis("ways"),
         "description": _DESCRIPTION,
     }
-    bar = {"type": "bar", "color": "var(--accent)", "cornerRadiusEnd": 3}
+    bar = {"type": "bar", "color": "var(--accent)"}
     return _svg(rows, {"height": 190, "mark": bar, "encoding": encoding})
 
 
@@ -82,7 +82,7 @@ def bars(rows: Rows, number_format: str, reference: float | None = None, width: 
     x = {"field": "value", "type": "quantitative", "axis": None, "scale": {"zero": True, "nice": False}}
     layers: list[dict[str, Any]] = [
         {
-            "mark": {"type": "bar", "color": "var(--accent)", "cornerRadiusEnd": 3, "height": {"band": 0.72}},
+            "mark": {"type": "bar", "color": "var(--accent)", "height": {"band": 0.72}},
             "encoding": {"y": y, "x": x, "description": _DESCRIPTION},
         },
         {
@@ -116,7 +116,7 @@ def paired_bars(rows: Rows) -> str:
         "description": _DESCRIPTION,
     }
     height = _ROW * 1.2 * len({row["name"] for row in rows})
-    return _svg(rows, {"height": height, "mark": {"type": "bar", "cornerRadiusEnd": 2}, "encoding": encoding})
+    return _svg(rows, {"height": height, "mark": {"type": "bar"}, "encoding": encoding})
 
 
 def history(rows: Rows, number_format: str, usual: tuple[float, float] | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from pyarrow import fs as pafs
 
 from ray_cfnet.errors import InputError
 from ray_cfnet.model.bundle import Bundle, Settings, make_net
@@ -280,3 +281,15 @@ def test_numbers_are_written_for_people() -> None:
     ]
     assert [seconds(1.25), seconds(600), seconds(9000)] == ["1.2 s", "10 min", "2.5 h"]
     assert [value(12600), value(True), value("a"), value(0.1)] == ["12,600", "true", "a", "0.1"]
+
+
+def test_a_report_of_an_output_in_a_bucket_tells_the_same(
+    made: tuple[Path, dict[str, Any]], bucket: Location, tmp_path: Path
+) -> None:
+    output, manifest = made
+    pafs.copy_files(str(output), f"{bucket.path}/out", destination_filesystem=bucket.fs)
+    place = write_report(f"{bucket}/out", segments=["gender", "ds"])
+    assert place == f"{bucket}/out/_reports/{manifest['run_id']}.html"
+    local = write_report(str(output), to=str(tmp_path / "local.html"), segments=["gender", "ds"])
+    ids = re.compile(r"clip\d+")  # Vega counts them on from page to page
+    assert ids.sub("", Location.of(place).read_bytes().decode()) == ids.sub("", Path(local).read_text())
