@@ -10,6 +10,7 @@ from ray_cfnet.cluster.evaluate import evaluate
 from ray_cfnet.cluster.manifest import find_run, list_runs
 from ray_cfnet.cluster.score import OnUnit, explain
 from ray_cfnet.cluster.session import ray_session
+from ray_cfnet.cluster.tracking import track_training
 from ray_cfnet.cluster.train import train
 from ray_cfnet.config import Config
 from ray_cfnet.explain.reasons import sentence
@@ -38,6 +39,7 @@ def run_train(config: Config, on_epoch: OnEpoch) -> dict[str, Any]:
     source = open_source(config.table.path)
     with ray_session(min_cpus=config.cluster.num_workers + 1):
         trained = train(source, config, on_epoch)
+    track_training(trained.place)
     return {
         "bundle": str(trained.place),
         "model_id": trained.bundle.id,
