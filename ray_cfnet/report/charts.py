@@ -55,7 +55,7 @@ def histogram(rows: Rows, x_title: str) -> str:
                     "type": "quantitative",
                     "bin": {"binned": True},
                     "title": x_title,
-                    "axis": {"grid": False, "tickCount": 6},
+                    "axis": {"grid": False, "tickCount": 5, "labelFlush": False, "labelOverlap": "greedy"},
                 },
                 "x2": {"field": "end"},
                 "y": _share_axis("ways"),

@@ -13,7 +13,7 @@ from ray_cfnet.errors import InputError
 from ray_cfnet.report import drift, figures
 from ray_cfnet.report.drawings import drawn_charts, slowest
 from ray_cfnet.report.rows import RunRows, open_rows
-from ray_cfnet.report.wording import day, number, percent, seconds, value
+from ray_cfnet.report.wording import counted, day, number, percent, seconds, value
 from ray_cfnet.tables.storage import Location
 
 REPORTS = "_reports"
@@ -69,7 +69,7 @@ def _asked(rows: RunRows, segments: list[str], num_samples: int) -> dict[str, An
 def render(run: dict[str, Any], compared: dict[str, Any], asked: dict[str, Any]) -> str:
     """The page of a manifest, its comparison and its figures."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"num": number, "pct": percent, "secs": seconds, "value": value, "day": day}
+    environment.filters |= {"num": number, "pct": percent, "secs": seconds, "value": value, "day": day, "of": counted}
     script, style = _file("page.js"), _file("page.css")
     template = environment.from_string(_file("page.html"))
     return template.render(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.dataset as ds
 
-from ray_cfnet.cluster.ledger import REJECTS
+from ray_cfnet.cluster.ledger import REJECTS, RunFiles
 from ray_cfnet.errors import InputError
 from ray_cfnet.tables.delta import active_files, is_delta
 from ray_cfnet.tables.storage import Location
@@ -63,10 +63,11 @@ def open_rows(output: Location, manifest: dict[str, Any]) -> Iterator[RunRows]:
     except ImportError:
         raise InputError("reports need the package duckdb", "pip install 'ray-cfnet[report]'") from None
     written = sorted({file for unit in manifest["units"] for file in unit["files"]})
-    rejected = _present(output, [file for file in written if file.startswith(f"{REJECTS}/")])
+    in_place = RunFiles(output, manifest["run_id"]).files_in_place()
+    rejected = [file for file in written if file.startswith(f"{REJECTS}/") and file in in_place]
     explained = [file for file in written if not file.startswith(f"{REJECTS}/")]
-    visible = set(active_files(output)) if is_delta(output) else set(explained)
-    present = _present(output, [file for file in explained if file in visible])
+    visible = set(active_files(output)) if is_delta(output) else in_place
+    present = [file for file in explained if file in visible]
     with tempfile.TemporaryDirectory(prefix="ray-cfnet-") as spill, duckdb.connect() as connection:
         connection.execute(f"SET memory_limit = '{_MEMORY}'")
         connection.execute(f"SET temp_directory = {literal(spill)}")
@@ -85,10 +86,6 @@ def open_rows(output: Location, manifest: dict[str, Any]) -> Iterator[RunRows]:
             bool(rejected),
             len(explained) - len(present),
         )
-
-
-def _present(output: Location, files: list[str]) -> list[str]:
-    return [file for file in files if (output / file).exists()]
 
 
 def _register(connection: "duckdb.DuckDBPyConnection", name: str, output: Location, files: list[str]) -> None:

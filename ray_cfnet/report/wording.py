@@ -9,7 +9,11 @@ _NONE = "-"
 def number(given: float | None) -> str:
     if given is None:
         return _NONE
-    return f"{given:,}" if isinstance(given, int) else f"{given:,.0f}" if abs(given) >= 100 else f"{given:,.3g}"
+    if isinstance(given, int) or given == 0:
+        return f"{given:,.0f}"
+    if abs(given) < 0.001:  # no exponents
+        return f"{given:.6f}".rstrip("0").rstrip(".")
+    return f"{given:,.0f}" if abs(given) >= 100 else f"{given:,.3g}"
 
 
 def percent(given: float | None) -> str:
@@ -47,4 +51,4 @@ def figure(name: str, given: float | None) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    return f"{number(count)} {what}{'' if count == 1 else 's'}"

@@ -273,6 +273,7 @@ def test_a_figure_that_always_moved_may_move() -> None:
 
 def test_numbers_are_written_for_people() -> None:
     assert [number(1234567), number(0.00688), number(1234.5), number(None)] == ["1,234,567", "0.00688", "1,234", "-"]
+    assert [number(6.57e-05), number(0.0), number(2.0)] == ["0.000066", "0", "2"]
     assert [percent(0.123), percent(1), percent(0.9996), percent(0.0004)] == [
         "12.3\u00a0%",
         "100\u00a0%",
