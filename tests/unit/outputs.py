@@ -28,7 +28,7 @@ def telling_bundle() -> Bundle:
 
 
 def explained_output(
-    directory: Path, days: dict[str, pa.Table], bundle: Bundle | None = None, **settings: Any
+    directory: Path, days: dict[str, pa.Table], bundle: Bundle | None = None, output_format: str = "parquet"
 ) -> dict[str, Any]:
     """Adds each day's rows as a partition of a table below `directory` and explains them in one run.
 
@@ -41,9 +41,9 @@ def explained_output(
     whole = Config.model_validate(
         {
             **CONFIG.model_dump(mode="json"),
-            "output": {"path": str(directory / "out")},
+            "output": {"path": str(directory / "out"), "format": output_format},
             "cluster": {"num_actors": 1},
-            "explain": {"max_reject_fraction": 1.0, **settings},
+            "explain": {"max_reject_fraction": 1.0},
         }
     )
     place = (bundle or telling_bundle()).save(Location.of(directory / "models"))

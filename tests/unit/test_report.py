@@ -298,3 +298,14 @@ def test_a_report_of_an_output_in_a_bucket_tells_the_same(
     ]
     assert len(told[0]) > 8
     assert told[0] == told[1]
+
+
+def test_of_a_delta_table_only_the_newest_version_counts(tmp_path: Path) -> None:
+    first = explained_output(tmp_path, {"2026-11-14": people(200, seed=1)}, output_format="delta")
+    second = explained_output(tmp_path, {"2026-11-14": people(250, seed=2)}, output_format="delta")
+    output = Location.of(tmp_path / "out")
+    with open_rows(output, second) as rows:
+        assert rows.one("SELECT count(*) AS n FROM explained") == {"n": 250}
+        assert rows.files_missing == 0
+    with open_rows(output, first) as rows:
+        assert (rows.columns, rows.files_missing) == ({}, 1)

@@ -178,3 +178,11 @@ def test_files_tell_meanings_and_statistics_and_have_groups_that_engines_like(tm
     written = pq.read_table(file, partitioning=None)
     whole = pa.concat_tables([pq.read_table(one, partitioning=None) for one in sorted(place.glob("*.parquet"))])
     assert written.select(whole.column_names).equals(whole)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_delta_table_is_read_as_one(dialect: str, tmp_path: Path) -> None:
+    explained_output(tmp_path, {"2026-11-14": people(50)}, output_format="delta")
+    first = view_statements(str(tmp_path / "out"), dialect)[0]
+    assert "delta" in first.lower() or "register_table" in first
+    assert "part-" not in first
