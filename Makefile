@@ -8,9 +8,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit quality bench format image clean
+.PHONY: help demo test browser lint unit quality bench format image clean
 
 RAY_CFNET_DATA ?= ../shared/data
+APT_INSTALL = DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,8 +26,14 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## Train, explain and evaluate on synthetic loan applications
 	@$(BIN)/ray-cfnet demo
 
-test: $(READY) lint  ## Lint, type check and run all tests
+test: $(READY) lint browser  ## Lint, type check and run all tests
 	$(BIN)/python -m pytest
+
+browser:  ## Chromium, for the tests of the report; without it they skip
+	@command -v chromium chromium-browser google-chrome > /dev/null || { \
+		test "$$(id -u)" = 0 && command -v apt-get > /dev/null && echo "installing chromium" && \
+		{ $(APT_INSTALL) || { apt-get update -qq && $(APT_INSTALL); } } > /dev/null 2>&1; } || \
+		echo "no chromium, and no way to install it: the tests of the report in a browser will skip"
 
 unit: $(READY)  ## Only the tests that need no Ray
 	$(BIN)/python -m pytest tests/unit

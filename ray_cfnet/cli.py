@@ -13,6 +13,7 @@ from ray_cfnet import operate
 from ray_cfnet.config import Config
 from ray_cfnet.configfile import load_config
 from ray_cfnet.errors import RayCfnetError
+from ray_cfnet.logs import is_json, log, log_as_json
 from ray_cfnet.options import (
     AsJson,
     BundlePath,
@@ -45,6 +46,20 @@ config_app = typer.Typer(
 app.add_typer(config_app, name="config")
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(operate.submit)
 app.command()(operate.nightly)
+
+
+@app.callback()
+def options(
+    log_format: Annotated[
+        Literal["text", "json"],
+        typer.Option(
+            "--log-format", envvar="RAY_CFNET_LOG", help="json: a JSON object a line on standard error, for log systems"
+        ),
+    ] = "text",
+) -> None:
+    """Options of all commands; they stand before the command's name."""
+    if log_format == "json":
+        log_as_json()
 
 
 @app.command()
@@ -152,6 +167,62 @@ def show(
     from ray_cfnet.display_row import show_row
 
     finish(run_show(output, key, partition, bundle), as_json, show_row)
+
+
+@app.command()
+def report(
+    output: Annotated[str, typer.Argument(help="output directory of explain", metavar="OUTPUT")],
+    run: Annotated[
+        str | None, typer.Option("--run", help="its id, or the first characters of it; default: the last", metavar="ID")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", help="the file; default: OUTPUT/_reports/<run id>.html", metavar="FILE")
+    ] = None,
+    segment: Annotated[
+        list[str] | None,
+        typer.Option("--segment", help="compare groups by this column, e.g. gender; repeatable", metavar="COLUMN"),
+    ] = None,
+    samples: Annotated[
+        int, typer.Option("--samples", min=0, help="rows shown as samples; 0 keeps single rows out of the page")
+    ] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML page about a run: what was done, how far the ways are, for whom, and what is unusual.
+
+    The page needs no network and opens from a file. docs/report.md tells what stands in it.
+
+    Example: ray-cfnet report out/loans --segment gender
+    """
+    from ray_cfnet.commands import run_report
+
+    result = run_report(output, run, to, segment or [], samples)
+    finish(result, as_json, lambda console, made: console.print(f"report: {made['report']}", soft_wrap=True))
+
+
+@app.command()
+def sql(
+    output: Annotated[str, typer.Argument(help="output directory of explain", metavar="OUTPUT")],
+    dialect: Annotated[
+        Literal["duckdb", "trino", "athena", "bigquery", "spark"], typer.Option("--dialect", help="whose SQL")
+    ] = "duckdb",
+    write: Annotated[
+        str | None, typer.Option("--write", help="save it as views.<dialect>.sql in here", metavar="DIR")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print SQL that defines views over an output: explanations, changes_long, rejects and runs.
+
+    changes_long has one row per changed feature: keys, feature, from_value, to_value. docs/report.md tells more.
+
+    Example: ray-cfnet sql out/loans --dialect duckdb > views.sql
+    """
+    from ray_cfnet.commands import run_sql
+
+    result = run_sql(output, dialect, write)
+    if as_json:
+        print_json(result)
+    else:
+        write(f"saved: {result['file']}\n" if result["file"] else result["sql"])
 
 
 @app.command()
@@ -356,7 +427,10 @@ def main(arguments: list[str] | None = None) -> None:
             traceback.print_exc()
         ours = isinstance(error, RayCfnetError)
         message = str(error) if ours else f"{type(error).__name__}: {error} (RAY_CFNET_DEBUG=1 shows where)"
-        print(f"error: {message}", file=sys.stderr)
+        if is_json():
+            log.error(message, extra={"event": "failed", "kind": type(error).__name__})
+        else:
+            print(f"error: {message}", file=sys.stderr)
         if as_json:
             print_json({"error": {"kind": type(error).__name__, "message": message}})
         sys.exit(error.exit_code if isinstance(error, RayCfnetError) else 1)

@@ -12,11 +12,13 @@ from ray_cfnet.cluster.manifest import find_run, list_runs
 from ray_cfnet.cluster.score import OnUnit, explain
 from ray_cfnet.cluster.session import ray_session
 from ray_cfnet.cluster.submission import check_places, submission_id
+from ray_cfnet.cluster.tracking import track_training
 from ray_cfnet.cluster.train import train
 from ray_cfnet.config import Config
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.model.paper import paper_figures
 from ray_cfnet.model.store import MODELS, list_models, promote, resolve_bundle, roll_back
+from ray_cfnet.report.views import DialectName, write_views
 from ray_cfnet.tables.plan import open_source
 from ray_cfnet.tables.samples import make_sample
 from ray_cfnet.tables.split import SplitName
@@ -50,6 +52,7 @@ def run_train(config: Config, on_epoch: OnEpoch) -> dict[str, Any]:
     source = open_source(config.table.path)
     with ray_session(min_cpus=config.cluster.num_workers + 1):
         trained = train(source, config, on_epoch)
+    track_training(trained.place)
     return {
         "bundle": str(trained.place),
         "model_id": trained.bundle.id,
@@ -81,6 +84,20 @@ def run_runs(output: str, show: str | None) -> dict[str, Any]:
 def run_show(output: str, keys: list[str], partition: str | None, bundle: str | None) -> dict[str, Any]:
     """One row of an output with all that is known about it."""
     return find_row(Location.of(output), keys, partition, Location.of(bundle) if bundle else None)
+
+
+def run_report(
+    output: str, run_id: str | None, to: str | None, segments: list[str], num_samples: int
+) -> dict[str, Any]:
+    """Writes the report of a run: output, report."""
+    from ray_cfnet.report.page import write_report  # its packages are an extra
+
+    return {"output": output, "report": write_report(output, run_id, to, segments, num_samples)}
+
+
+def run_sql(output: str, dialect: DialectName, directory: str | None) -> dict[str, Any]:
+    """The views over an output as SQL: dialect, sql, and the file it was saved in, if any."""
+    return write_views(output, dialect, directory)
 
 
 def run_evaluate(

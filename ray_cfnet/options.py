@@ -12,6 +12,7 @@ from rich.console import Console
 
 from ray_cfnet.config import Config
 from ray_cfnet.configfile import load_config
+from ray_cfnet.logs import LoggedProgress, is_json
 
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="the YAML file", metavar="FILE")]
 Overrides = Annotated[
@@ -47,6 +48,9 @@ def load(file: Path, overrides: list[str] | None, input_path: str | None = None,
 
 
 def progress_display() -> Any:
+    """For a person, or for a log system."""
+    if is_json():
+        return LoggedProgress()
     from ray_cfnet.display import ProgressDisplay
 
     return ProgressDisplay(Console(stderr=True, markup=False))

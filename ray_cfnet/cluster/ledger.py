@@ -159,7 +159,7 @@ class RunFiles:
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """The last word of a run. What a repeated run would need goes only when all is done."""
-        (self.directory / _MANIFEST).write_bytes(json.dumps(manifest, indent=1, sort_keys=True).encode())
+        (self.directory / _MANIFEST).write_bytes(json.dumps(manifest, indent=1).encode())
         if manifest["state"] == "complete":
             self.tidy_up()
 

@@ -54,6 +54,7 @@ def make_manifest(
         "submission_id": submission_id(),
         "input": str(source.root),
         "inputs": [asdict(file.found) for file in source.files],
+        "table": _described(bundle, whole.explain),
         "output": str(run.output),
         "format": whole.output.format,
         **summary,
@@ -79,6 +80,17 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:  # a job's uploaded directory is not installed
         return None
+
+
+def _described(bundle: Bundle, settings: config.Explain) -> dict[str, Any]:
+    """What a reader of the output must know to make sense of its columns, without the bundle at hand."""
+    schema, desired = bundle.schema, bundle.desired_for(settings.desired)
+    return {
+        "target": schema.target.name,
+        "keys": list(schema.keys),
+        "desired": "opposite" if desired is None else str(schema.target.classes[desired]),
+        "features": {feature.name: feature.kind for feature in schema.features},
+    }
 
 
 def list_runs(output: Location) -> list[dict[str, Any]]:

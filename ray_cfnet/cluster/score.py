@@ -22,6 +22,7 @@ from ray_cfnet.cluster.ingest import READ_ROWS
 from ray_cfnet.cluster.ledger import RUNS, FailedUnit, RunFiles, UnitRecord, reconcile, run_id
 from ray_cfnet.cluster.manifest import make_manifest
 from ray_cfnet.cluster.stopping import NoTimeLeftError, put_on_sigterm
+from ray_cfnet.cluster.telemetry import UnitMetrics, log_failure, log_run, log_unit
 from ray_cfnet.cluster.units import unit_outcomes
 from ray_cfnet.errors import InputError, JobError, RayCfnetError, StoppedError
 from ray_cfnet.explain.columns import ROW_STATUS, dictionary_columns, output_schema, rejects_schema, type_metadata
@@ -39,6 +40,9 @@ OnUnit = Callable[[UnitRecord, int, bool], None]
 """A finished unit, the number of all units, and whether this run did it (or an earlier attempt)."""
 
 _FIRST_PAUSE_S = 1.0
+_GROUP_ROWS = READ_ROWS // 2
+"""Row groups have at least so many rows, but for a file's last: engines skip and share out whole groups, and
+many small input files in a unit would make many small ones."""
 
 Batches = tuple[Piece, int, pa.RecordBatch]
 Reading = Generator[Batches, None, None] | Ahead[Batches]
@@ -69,6 +73,10 @@ class ExplainUnit:
             bundle.net.to("cuda")
         return Explainer(bundle, self.desired, self.settings, self.words)
 
+    @cached_property
+    def metrics(self) -> UnitMetrics:
+        return UnitMetrics(self.run.run_id)
+
     def expect(self, unit: Unit) -> None:
         """Lets the bytes of a later unit come from the disk while this one computes."""
         read_ahead(self.root, unit)
@@ -84,6 +92,7 @@ class ExplainUnit:
                 record.retries, record.seconds = attempt, time.perf_counter() - started
                 record.peak_rss_mb = _peak_rss_mb()
                 self.run.write_record(record)
+                self.metrics.add(record)
                 return record
             except RayCfnetError:
                 # Storage has bad moments. Names depend on the plan alone, so a repetition leaves nothing behind.
@@ -163,10 +172,28 @@ class _Part(ExitStack):
         self._declared = declared
         self._dictionaries = dictionaries
         self._writer: pq.ParquetWriter | None = None
+        self._waiting: list[pa.Table] = []
 
     def write(self, table: pa.Table) -> None:
         if len(table) == 0:
             return
+        self.num_rows += len(table)
+        self._waiting.append(table)
+        if sum(map(len, self._waiting)) >= _GROUP_ROWS:
+            self._write_group()
+
+    def __exit__(self, kind: Any, *details: Any) -> bool | None:
+        if kind is None and self._waiting:
+            with self:  # closes the file also when this last write fails
+                self._write_group()
+            return False
+        return super().__exit__(kind, *details)
+
+    def _write_group(self) -> None:
+        """What waits becomes a row group; with several dictionaries in it, the writer would give them up."""
+        table, self._waiting = pa.concat_tables(self._waiting), []
+        if table.column(0).num_chunks > 1:
+            table = table.unify_dictionaries()
         if self._writer is None:
             sink = self.enter_context(self._place.atomic_sink())
             self._writer = self.enter_context(
@@ -176,7 +203,6 @@ class _Part(ExitStack):
             )
             self._writer.add_key_value_metadata(type_metadata(self._declared))
         self._writer.write_table(table)
-        self.num_rows += len(table)
 
 
 def explain(source: Source, bundle_place: Location, whole: config.Config, on_unit: OnUnit) -> dict[str, Any]:
@@ -298,6 +324,7 @@ class _Job:
         earlier = self.run.done_units(units)
         for record in earlier:
             self.done[record.partition].append(record)
+            log_unit(self.run.run_id, record, False)
             self.on_unit(record, len(units), False)
         for partition in self.source.partitions:
             self._commit_if_complete(partition)
@@ -311,9 +338,11 @@ class _Job:
                     break
                 if isinstance(outcome, RayCfnetError):
                     self.failed.append(FailedUnit(unit.number, unit.partition, str(outcome)))
+                    log_failure(self.run.run_id, self.failed[-1])
                 elif outcome is not None:
                     self.done[unit.partition].append(outcome)
                     self._commit_if_complete(unit.partition)
+                    log_unit(self.run.run_id, outcome, True)
                     self.on_unit(outcome, len(units), True)
         left = f"{len(units) - sum(map(len, self.done.values()))} of {len(units)} units are left; run again to go on"
         self.stop_sign.delete()
@@ -342,6 +371,7 @@ class _Job:
             seconds,
         )
         self.run.write_manifest(manifest)
+        log_run(manifest)
         return manifest
 
     def _commit_if_complete(self, partition: str) -> None:

@@ -17,13 +17,42 @@ REJECT_COLUMNS = ("reject_reason", "reject_column")
 REASONS = ("reason_1", "reason_2", "reason_3", "reason_4")
 ROW_STATUS = ("ok", "already_desired", "no_feasible_cf", "not_selected")
 
+_MEANINGS = {
+    "pred_label": "the predicted class",
+    "pred_proba": "the model's probability of pred_label",
+    "cf_valid": "is the generated counterfactual (cf_) predicted as the desired class?",
+    "cf_proba": "probability of the desired class at the generated counterfactual (cf_)",
+    "fcf_valid": "is the feasible counterfactual (fcf_) predicted as the desired class? null: already_desired",
+    "fcf_proba": "probability of the desired class at the feasible counterfactual (fcf_); null unless row_status is ok",
+    "fcf_num_changed": "how many features differ between the row and fcf_; null unless row_status is ok",
+    "fcf_distance": "distance between the row and fcf_, 0 for none; null unless row_status is ok",
+    **{f"reason_{number}": f"the change of fcf_ that matters most, number {number}" for number in range(1, 5)},
+    "explanation": "the row's explanation as a sentence",
+    "row_status": "ok: fcf_ is there and valid; already_desired: nothing to change; no_feasible_cf: none was found",
+    "model_id": "hash of the model bundle",
+    "run_id": "hash of the run's plan: inputs, model, settings, columns",
+    "reject_reason": "why the row could not be scored: null, nan, infinite, unseen_category or out_of_domain",
+    "reject_column": "the first feature at fault",
+}
+
+
+def _commented(field: pa.Field, feature: str | None = None) -> pa.Field:
+    """With its meaning as a comment, which Arrow readers show and `ray-cfnet sql` passes on."""
+    if feature is None:
+        meaning = _MEANINGS.get(field.name)
+    elif field.name.startswith("cf_"):
+        meaning = f"{feature} in the generated counterfactual, before any rule is applied"
+    else:
+        meaning = f"{feature} in the feasible counterfactual, which a person may be told; null unless row_status is ok"
+    return field.with_metadata({"comment": meaning}) if meaning else field
+
 
 def added_fields(schema: TableSchema, columns: pa.Schema, num_options: int = 1) -> list[pa.Field]:
     """The added columns, in order; counterfactual columns have the type of their feature in the input."""
     types = {name: value_type(columns.field(name).type) for name in schema.feature_names}
     # A predicted probability is told as a class.
     label_type = pa.int64() if schema.target.is_probability else pa.type_for_alias(schema.target.arrow_type)
-    return [
+    fields = [
         pa.field("pred_label", label_type),
         pa.field("pred_proba", pa.float32()),
         *(pa.field(f"cf_{name}", types[name]) for name in schema.feature_names),
@@ -36,6 +65,8 @@ def added_fields(schema: TableSchema, columns: pa.Schema, num_options: int = 1) 
         pa.field("model_id", pa.string()),
         pa.field("run_id", pa.string()),
     ]
+    features = {f"{prefix}_{name}": name for name in schema.feature_names for prefix in ("cf", "fcf")}
+    return [_commented(field, features.get(field.name)) for field in fields]
 
 
 def option_prefixes(num_options: int) -> list[str]:
@@ -76,7 +107,7 @@ def output_schema(schema: TableSchema, columns: pa.Schema, num_options: int = 1)
 
 def rejects_schema(columns: pa.Schema) -> pa.Schema:
     """The rejected rows' original columns, why and where."""
-    return pa.schema([*columns, *(pa.field(name, pa.string()) for name in REJECT_COLUMNS)])
+    return pa.schema([*columns, *(_commented(pa.field(name, pa.string())) for name in REJECT_COLUMNS)])
 
 
 def type_metadata(declared: pa.Schema) -> dict[str, bytes]:

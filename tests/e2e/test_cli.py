@@ -39,6 +39,8 @@ def test_no_command_or_option_vanishes_unnoticed() -> None:
         "models": ["--json", "store"],
         "runs": ["--json", "--show", "output"],
         "show": sorted(["--json", "--key", "-k", "--partition", "-p", "--bundle", "-b", "output"]),
+        "report": ["--json", "--run", "--samples", "--segment", "--to", "output"],
+        "sql": ["--dialect", "--json", "--write", "output"],
         "demo": sorted([*common, "--output", "-o"]),
         "submit": sorted(["--config", "-c", "--json", "--address", "--wait", "command"]),
         "nightly": sorted(
@@ -49,7 +51,8 @@ def test_no_command_or_option_vanishes_unnoticed() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "explain", "evaluate", "promote", "models", "runs", "show", "demo", "submit", "nightly"]
+    "command",
+    ["train", "explain", "evaluate", "promote", "models", "runs", "show", "report", "sql", "demo", "submit", "nightly"],
 )
 def test_help_teaches_with_an_example(command: str) -> None:
     result = run(command, "--help")
@@ -162,7 +165,7 @@ def test_train_explain_and_evaluate_as_processes_print_one_json_object_each(tmp_
 
 
 def test_show_prints_a_row_for_people_and_for_machines(tmp_path: Path) -> None:
-    from tests.unit.outputs import LoansOutput
+    from tests.unit.loans_output import LoansOutput
 
     output = str(LoansOutput(tmp_path).write().output)
     shown = run("show", output, "--key", "5", COLUMNS="100")

@@ -1,84 +1,53 @@
-"""A small real output: written and committed by the code that writes them, without Ray."""
+"""Outputs of real explain runs, made in this process: what the actors do, without Ray."""
 
-import json
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
-from ray_cfnet.cluster.commit import DeltaCommit, ParquetCommit
-from ray_cfnet.cluster.ledger import RunFiles
-from ray_cfnet.cluster.score import ExplainUnit
+from ray_cfnet.cluster import score
 from ray_cfnet.config import Config
-from ray_cfnet.configfile import load_config
-from ray_cfnet.explain.columns import output_schema
-from ray_cfnet.model.bundle import Bundle, Settings, make_net
-from ray_cfnet.tables.delta import prepare_delta
-from ray_cfnet.tables.fit import TableStats, fit_schema
-from ray_cfnet.tables.plan import open_source
-from ray_cfnet.tables.samples import make_sample
+from ray_cfnet.model.bundle import Bundle
+from ray_cfnet.tables.plan import Unit, open_source
 from ray_cfnet.tables.storage import Location
-
-CONF = Path(__file__).parents[2] / "conf"
-RUN_ID = "0123456789abcdef"
+from tests.unit.helpers import CONFIG, untrained_bundle
 
 
-@dataclass
-class LoansOutput:
-    """800 explained loan applications of eight days; the first of each day is rejected: it has no age."""
+def _inline(units: list[Unit], function: Any, cluster: Any) -> Iterator[tuple[Unit, Any]]:
+    for unit in units:
+        yield unit, function(unit)
 
-    directory: Path
 
-    @property
-    def output(self) -> Path:
-        return self.directory / "out"
+def telling_bundle() -> Bundle:
+    """Random weights whose ways reach about half of the rows, and predict both classes."""
+    return untrained_bundle(7)
 
-    @cached_property
-    def config(self) -> Config:
-        overrides = [f"table.path={self.directory}/loans", "table.sample.rows=800"]
-        return load_config(CONF / "loans.yaml", overrides)
 
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """Read back file by file, with the name of the partition."""
-        files = sorted(self.output.glob("ds=*/*.parquet"))
-        return [
-            {**row, "ds": file.parent.name}
-            for file in files
-            for row in pq.read_table(file, partitioning=None).to_pylist()
-        ]
+def explained_output(
+    directory: Path, days: dict[str, pa.Table], bundle: Bundle | None = None, output_format: str = "parquet"
+) -> dict[str, Any]:
+    """Adds each day's rows as a partition of a table below `directory` and explains them in one run.
 
-    def write(self, run_id: str = RUN_ID, delta: bool = False) -> "LoansOutput":
-        config = self.config
-        make_sample(config.table)
-        stats = TableStats()
-        for file in sorted((self.directory / "loans").glob("ds=*/*.parquet")):
-            table = pq.read_table(file, partitioning=None)
-            stats.add(table, config.table, str(file))
-            ages = pa.array([None, *table.column("age").to_pylist()[1:]], type=pa.int64())
-            pq.write_table(table.set_column(table.column_names.index("age"), "age", ages), file)
-        source = open_source(config.table.path)
-        torch.manual_seed(1)  # one that leaves rows of each status
-        schema = fit_schema(config.table, source.schema, stats, 0.1)
-        bundle = Bundle(make_net(schema, config.model).eval(), schema, Settings.of(config), {"rows": 1})
-        place = bundle.save(Location.of(self.output) / "_models")
-        run = RunFiles(Location.of(self.output), run_id)
-        never = run.staging / "stop"
-        texts = (config.explain, config.words)
-        worker = ExplainUnit(source.root, source.schema, place, bundle.desired, *texts, run, never, 1, False)
-        written = output_schema(schema, source.schema)
-        if delta:
-            prepare_delta(run.output, written, source.partitions)
-        commit = DeltaCommit(run, written) if delta else ParquetCommit(run)
-        for unit in source.units(500_000):
-            record = worker(unit)
-            assert record is not None
-            commit.partition(unit.partition, [record])
-        commit.end()
-        manifest = {"version": 2, "state": "complete", "model_id": bundle.id, "bundle": str(place), "run_id": run_id}
-        (run.directory / "manifest.json").write_bytes(json.dumps(manifest).encode())
-        return self
+    Returns the run's manifest; the output is `directory / "out"`.
+    """
+    for day, rows in days.items():
+        place = directory / "in" / f"ds={day}"
+        place.mkdir(parents=True, exist_ok=True)
+        pq.write_table(rows, place / "rows.parquet")
+    whole = Config.model_validate(
+        {
+            **CONFIG.model_dump(mode="json"),
+            "output": {"path": str(directory / "out"), "format": output_format},
+            "cluster": {"num_actors": 1},
+            "explain": {"max_reject_fraction": 1.0},
+        }
+    )
+    place = (bundle or telling_bundle()).save(Location.of(directory / "models"))
+    source = open_source(str(directory / "in"))
+    given = replace(source, files=tuple(file for file in source.files if file.partition.removeprefix("ds=") in days))
+    with patch.object(score, "unit_outcomes", _inline):
+        return score.explain(given, place, whole, lambda *_: None)

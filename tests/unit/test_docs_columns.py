@@ -10,7 +10,7 @@ import pytest
 
 from ray_cfnet.config import Config
 from ray_cfnet.config_words import Words
-from tests.unit.outputs import LoansOutput
+from tests.unit.loans_output import LoansOutput
 
 DOCS = (Path(__file__).parents[2] / "docs" / "columns.md").read_text()
 QUERIES = re.findall(r"```sql\n(.*?)```", DOCS, flags=re.DOTALL)

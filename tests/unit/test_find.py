@@ -18,7 +18,7 @@ from ray_cfnet.errors import InputError
 from ray_cfnet.tables.constraints import rule_text
 from ray_cfnet.tables.schema import Categorical, Continuous, Grid
 from ray_cfnet.tables.storage import Location
-from tests.unit.outputs import RUN_ID, LoansOutput
+from tests.unit.loans_output import RUN_ID, LoansOutput
 from tests.unit.test_storage import bucket  # noqa: F401
 
 

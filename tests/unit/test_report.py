@@ -1,0 +1,311 @@
+"""The report's figures against the same figures computed another way, and what its page may never do."""
+
+import json
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from pyarrow import fs as pafs
+
+from ray_cfnet.errors import InputError
+from ray_cfnet.model.bundle import Bundle, Settings, make_net
+from ray_cfnet.report import figures
+from ray_cfnet.report.drift import compare
+from ray_cfnet.report.page import write_report
+from ray_cfnet.report.rows import RunRows, identifier, open_rows
+from ray_cfnet.report.wording import number, percent, seconds, value
+from ray_cfnet.tables.storage import Location
+from tests.unit.helpers import CONFIG, people, people_schema
+from tests.unit.outputs import explained_output
+
+HOSTILE = "<script>window.hacked = 1</script>"
+
+
+def replaced(table: pa.Table, name: str, values: list[Any]) -> pa.Table:
+    return table.set_column(table.column_names.index(name), name, pa.array(values))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    directory = tmp_path_factory.mktemp("report")
+    first = people(1500, seed=1)
+    broken = replaced(first, "income", [None] * 7 + first["income"].to_pylist()[7:])
+    broken = replaced(broken, "housing", [*broken["housing"].to_pylist()[:-5], *["castle"] * 5])
+    manifest = explained_output(directory, {"2026-11-14": broken, "2026-11-15": people(1000, seed=2)})
+    return directory / "out", manifest
+
+
+@pytest.fixture(scope="module")
+def rows(made: tuple[Path, dict[str, Any]]) -> Any:
+    with open_rows(Location.of(made[0]), made[1]) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def written(made: tuple[Path, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The explained rows by another reader."""
+    return ds.dataset(made[0], partitioning="hive").to_table().to_pylist()
+
+
+@pytest.fixture(scope="module")
+def ways(written: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    told = [row for row in written if row["row_status"] == "ok"]
+    assert 300 < len(told) < len(written)
+    return told
+
+
+def test_changes_and_distances_are_those_of_the_rows(rows: RunRows, ways: list[dict[str, Any]]) -> None:
+    found = figures.distance_figures(rows)
+    distances = [row["fcf_distance"] for row in ways]
+    assert found["ways"] == len(ways)
+    assert {one["changes"]: one["num_rows"] for one in found["changes"]} == Counter(
+        row["fcf_num_changed"] for row in ways
+    )
+    assert found["mean_distance"] == pytest.approx(mean(distances))
+    assert found["median_distance"] == pytest.approx(median(distances), rel=0.05)
+    assert sum(one["num_rows"] for one in found["distances"]) == len(ways)
+    for one in found["distances"][:-1]:
+        inside = [distance for distance in distances if one["start"] <= distance < one["end"]]
+        assert one["num_rows"] == pytest.approx(len(inside), abs=1)  # float32 against double at an edge
+
+
+def test_moves_of_features_are_those_of_the_rows(rows: RunRows, ways: list[dict[str, Any]]) -> None:
+    found = {one["name"]: one for one in figures.feature_figures(rows)}
+    changed = {name: [row for row in ways if row[name] != row[f"fcf_{name}"]] for name in CONFIG.table.features}
+    assert {name: one["num_rows"] for name, one in found.items()} == {n: len(c) for n, c in changed.items() if c}
+    assert "gender" not in found, "it is immutable"
+    assert list(found) == sorted(found, key=lambda name: -found[name]["num_rows"])
+    income = found["income"]
+    assert income["old"] == pytest.approx(median(row["income"] for row in changed["income"]), rel=0.03)
+    assert income["new"] == pytest.approx(median(row["fcf_income"] for row in changed["income"]), rel=0.03)
+    assert income["raised"] == pytest.approx(mean(row["fcf_income"] > row["income"] for row in changed["income"]))
+    moves = Counter((row["housing"], row["fcf_housing"]) for row in changed["housing"])
+    told = found["housing"]["moves"]
+    assert [moves[move["old"], move["new"]] for move in told] == [count for _, count in moves.most_common(3)]
+    assert told[0]["share"] == pytest.approx(moves.most_common(1)[0][1] / len(changed["housing"]))
+
+
+def test_groups_are_compared_by_their_own_rows(rows: RunRows, written: list[dict[str, Any]]) -> None:
+    [segment] = figures.segment_figures(rows, ["grade"])
+    groups = defaultdict(list)
+    for row in written:
+        groups[row["grade"]].append(row)
+    assert {group["name"]: group["num_rows"] for group in segment["groups"]} == {n: len(g) for n, g in groups.items()}
+    for group in segment["groups"]:
+        told = [row["fcf_distance"] for row in groups[group["name"]] if row["row_status"] == "ok"]
+        assert group["ways"] == len(told)
+        assert group["mean_distance"] == pytest.approx(mean(told))
+    assert segment["longest"]["mean_distance"] == max(group["mean_distance"] for group in segment["groups"])
+    chosen = figures.segment_figures(rows, [])
+    assert {segment["name"] for segment in chosen} == {"grade", "housing", "gender"}
+    partition = figures.segment_figures(rows, ["ds"])[0]
+    assert {group["name"]: group["num_rows"] for group in partition["groups"]} == {
+        "2026-11-14": 1488,
+        "2026-11-15": 1000,
+    }
+
+
+@pytest.mark.parametrize(("means", "is_clear"), [((0.10, 0.20), True), ((0.100, 0.101), False)])
+def test_a_difference_within_the_noise_is_not_called_one(means: tuple[float, float], is_clear: bool) -> None:
+    groups = [{"name": str(m), "ways": 400, "mean_distance": m, "spread": 0.05} for m in means]
+    assert figures._compared(groups)["is_clear"] is is_clear
+    few = [{**group, "ways": 5} for group in groups]
+    assert figures._compared(few)["longest"] is None
+
+
+def test_quality_counts_every_labelled_row(rows: RunRows, written: list[dict[str, Any]]) -> None:
+    quality = figures.quality_figures(rows)
+    assert quality is not None
+    right = [row["approved"] == row["pred_label"] for row in written]
+    assert quality["accuracy"] == pytest.approx(mean(right))
+    assert quality["classes"] == ["0", "1"]
+    assert quality["confusion"][1][0] == sum(row["approved"] == 1 and row["pred_label"] == 0 for row in written)
+    assert sum(one["num_rows"] for one in quality["calibration"]) == len(written)
+    refused = [row for row in written if row["pred_label"] == 0]
+    assert quality["per_class"][0]["precision"] == pytest.approx(mean(row["approved"] == 0 for row in refused))
+
+
+def test_rejects_are_told_by_reason_and_column(rows: RunRows) -> None:
+    assert figures.reject_figures(rows) == [
+        {"reason": "null", "name": "income", "num_rows": 7},
+        {"reason": "unseen_category", "name": "housing", "num_rows": 5},
+    ]
+
+
+def test_samples_are_rows_in_need_and_the_same_each_time(rows: RunRows, written: list[dict[str, Any]]) -> None:
+    samples = figures.sample_figures(rows, 20)
+    assert len(samples) == 20
+    assert samples == figures.sample_figures(rows, 20)
+    by_key = defaultdict(list)
+    for row in written:
+        by_key[f"id {row['id']}"].append(row)
+    for sample in samples:
+        changed = [
+            {one: (row[one], row[f"fcf_{one}"]) for one in CONFIG.table.features if row[one] != row[f"fcf_{one}"]}
+            for row in by_key[sample["key"]]
+            if row["row_status"] == "ok"
+        ]
+        told = {change["name"]: (change["old"], change["new"]) for change in sample["changes"]}
+        assert (told in changed) if sample["has_way"] else told == {}
+
+
+def test_the_page_stands_alone_and_tells_the_run(made: tuple[Path, dict[str, Any]]) -> None:
+    output, manifest = made
+    place = write_report(str(output), manifest["run_id"][:6], segments=["gender"])
+    assert place == str(output / "_reports" / f"{manifest['run_id']}.html")
+    page = Path(place).read_text()
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page)
+    assert "@import" not in page
+    assert "2,500 rows in = 2,488 explained + 12 rejected" in page
+    assert page.count("<svg") >= 5
+    assert "first complete run" in page
+    assert len(page) < 600_000
+    assert not ds.dataset(output, partitioning="hive").files[-1].endswith(".html")
+
+
+def test_no_value_of_the_data_becomes_markup(tmp_path: Path) -> None:
+    table = people(400, seed=3)
+    hostile = [HOSTILE if home == "own" else home for home in table["housing"].to_pylist()]
+    table = replaced(replaced(table, "housing", hostile), "note", [HOSTILE] * 200 + ["</style>'\"&"] * 200)
+    table = table.rename_columns([HOSTILE if name == "approved" else name for name in table.column_names])
+    schema = people_schema(replaced(people(500), "housing", [hostile[i % 400] for i in range(500)]))
+    bundle = Bundle(make_net(schema, CONFIG.model).eval(), schema, Settings.of(CONFIG), {"rows": 1})
+    manifest = explained_output(tmp_path, {'2026"<b>': table}, bundle)
+    page = Path(
+        write_report(str(tmp_path / "out"), manifest["run_id"], segments=["housing", "note", HOSTILE])
+    ).read_text()
+    assert page.count("<script>") == 1
+    assert page.count("</style>") == 1
+    assert page.count("&lt;script&gt;window.hacked") > 2
+    assert "<b>'" not in page
+    assert re.search(r"script-src 'sha256-[A-Za-z0-9+/=]{44}'", page)
+
+
+def test_names_are_quoted() -> None:
+    assert identifier('a"; DROP TABLE x; --') == '"a""; DROP TABLE x; --"'
+
+
+def test_a_run_that_was_replaced_still_has_its_totals(tmp_path: Path) -> None:
+    first = explained_output(tmp_path, {"2026-11-14": people(200, seed=1)})
+    explained_output(tmp_path, {"2026-11-14": people(250, seed=2)})
+    page = Path(write_report(str(tmp_path / "out"), first["run_id"])).read_text()
+    assert "200 rows in = 200 explained" in page
+    assert "replaced by a later run" in page
+    assert "sample explanations" not in page
+
+
+def test_a_run_of_an_earlier_version_is_told_from_its_columns(tmp_path: Path) -> None:
+    manifest = explained_output(tmp_path, {"2026-11-14": people(300, seed=1)})
+    place = tmp_path / "out" / "_runs" / manifest["run_id"] / "manifest.json"
+    old = {key: given for key, given in json.loads(place.read_text()).items() if key not in ("table", "predicted")}
+    place.write_text(json.dumps(old))
+    page = Path(write_report(str(tmp_path / "out"))).read_text()
+    assert "What changes most?" in page
+    with open_rows(Location.of(tmp_path / "out"), old) as rows:
+        assert rows.features == {name: feature.kind for name, feature in CONFIG.table.features.items()}
+
+
+def test_wrong_questions_are_named(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no column genders to compare by"):
+        write_report(str(made[0]), segments=["genders"])
+    with pytest.raises(InputError, match="no such run: zz"):
+        write_report(str(made[0]), "zz")
+    with pytest.raises(InputError, match="no runs in it"):
+        write_report(str(tmp_path))
+
+
+def a_run(number: int, **figures_: Any) -> dict[str, Any]:
+    return {
+        "run_id": f"{number:016x}",
+        "model_id": "m",
+        "state": "complete",
+        "finished_at": f"2026-11-{number + 1:02d}T04:20:00+00:00",
+        "table": {"desired": "yes"},
+        "rows_in": 1000,
+        "rows_out": 990,
+        "rows_rejected": 10,
+        "predicted": {"yes": 600, "no": 390},
+        "fcf_validity": 0.99,
+        "mean_fcf_distance": 0.10 + number % 2 * 0.002,
+        "changed_features": {"income": 0.6, "savings": 0.4},
+        **figures_,
+    }
+
+
+USUAL = [a_run(number) for number in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("change", "unusual", "said"),
+    [
+        ({}, [], "Nothing unusual: all figures are within what the last 7 runs showed."),
+        ({"fcf_validity": 0.90}, ["validity"], "90.0%, was 99.0%"),
+        ({"predicted": {"yes": 400, "no": 590}}, ["prediction"], "rows predicted as yes: 40.4%, was 60.6%"),
+        ({"mean_fcf_distance": 0.15}, ["distance"], "ways are 47% longer (mean distance 0.15, was 0.102)"),
+        ({"changed_features": {"income": 0.1, "age": 0.9}}, ["mix"], "90% of the changes moved to other features"),
+        ({"rows_rejected": 100}, ["rejects"], "rejected rows: 10.0%, was 1.0%"),
+    ],
+)
+def test_what_is_unusual_is_said(change: dict[str, Any], unusual: list[str], said: str) -> None:
+    run = a_run(8, **{"mean_fcf_distance": 0.10, **change})
+    found = compare([*USUAL, run], run)
+    assert [check["name"] for check in found["unusual"]] == unusual
+    assert said in found["verdict"]
+
+
+def test_only_complete_runs_before_count() -> None:
+    run = USUAL[3]
+    broken = a_run(2, state="incomplete", fcf_validity=0.1)
+    assert compare([*USUAL[:2], broken, *USUAL[3:], {"run_id": "x", "state": "unfinished"}], run)["before"] == 2
+    assert "nothing to compare" in compare([run], run)["verdict"]
+
+
+def test_a_figure_that_always_moved_may_move() -> None:
+    restless = [a_run(number, fcf_validity=0.9 + number % 2 * 0.05) for number in range(7)]
+    run = a_run(8, fcf_validity=0.87)
+    assert compare([*restless, run], run)["unusual"] == []
+
+
+def test_numbers_are_written_for_people() -> None:
+    assert [number(1234567), number(0.00688), number(1234.5), number(None)] == ["1,234,567", "0.00688", "1,234", "-"]
+    assert [number(6.57e-05), number(0.0), number(2.0)] == ["0.000066", "0", "2"]
+    assert [percent(0.123), percent(1), percent(0.9996), percent(0.0004)] == [
+        "12.3\u00a0%",
+        "100\u00a0%",
+        "99.96\u00a0%",
+        "0.04\u00a0%",
+    ]
+    assert [seconds(1.25), seconds(600), seconds(9000)] == ["1.2 s", "10 min", "2.5 h"]
+    assert [value(12600), value(True), value("a"), value(0.1)] == ["12,600", "true", "a", "0.1"]
+
+
+def test_a_report_of_an_output_in_a_bucket_tells_the_same(
+    made: tuple[Path, dict[str, Any]], bucket: Location, tmp_path: Path
+) -> None:
+    output, manifest = made
+    pafs.copy_files(str(output), f"{bucket.path}/out", destination_filesystem=bucket.fs)
+    place = write_report(f"{bucket}/out", segments=["gender", "ds"])
+    assert place == f"{bucket}/out/_reports/{manifest['run_id']}.html"
+    local = write_report(str(output), to=str(tmp_path / "local.html"), segments=["gender", "ds"])
+    told = [
+        re.findall(r'aria-label="([^"]* (?:changes?:|of the ways|over)[^"]*)', page)  # none of them a median
+        for page in (Location.of(place).read_bytes().decode(), Path(local).read_text())
+    ]
+    assert len(told[0]) > 8
+    assert told[0] == told[1]
+
+
+def test_of_a_delta_table_only_the_newest_version_counts(tmp_path: Path) -> None:
+    first = explained_output(tmp_path, {"2026-11-14": people(200, seed=1)}, output_format="delta")
+    second = explained_output(tmp_path, {"2026-11-14": people(250, seed=2)}, output_format="delta")
+    output = Location.of(tmp_path / "out")
+    with open_rows(output, second) as rows:
+        assert rows.one("SELECT count(*) AS n FROM explained") == {"n": 250}
+        assert rows.files_missing == 0
+    with open_rows(output, first) as rows:
+        assert (rows.columns, rows.files_missing) == ({}, 1)
