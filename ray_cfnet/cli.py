@@ -205,7 +205,7 @@ def sql(
     dialect: Annotated[
         Literal["duckdb", "trino", "athena", "bigquery", "spark"], typer.Option("--dialect", help="whose SQL")
     ] = "duckdb",
-    write: Annotated[
+    directory: Annotated[
         str | None, typer.Option("--write", help="save it as views.<dialect>.sql in here", metavar="DIR")
     ] = None,
     as_json: AsJson = False,
@@ -218,7 +218,7 @@ def sql(
     """
     from ray_cfnet.commands import run_sql
 
-    result = run_sql(output, dialect, write)
+    result = run_sql(output, dialect, directory)
     if as_json:
         print_json(result)
     else:
