@@ -47,13 +47,13 @@ def test_nulls_are_where_the_table_says(loans: LoansOutput) -> None:
         row[1]: row[3] for row in (line.split("|") for line in DOCS.split("\n## ")[0].splitlines()) if len(row) > 4
     }
     for row in loans.rows:
-        for name in ("pred_label", "cf_valid", "explanation", "row_status", "run_id"):
-            assert nulls[f" `{name}` "].strip() == "never"
+        for name, where in (("pred_label", "never"), ("cf_valid", "`not_selected`"), ("explanation", "`not_selected`")):
+            assert nulls[f" `{name}` "].strip() == where
             assert row[name] is not None
         for name in ("fcf_proba", "fcf_num_changed", "fcf_distance"):
             assert nulls[f" `{name}` "].strip() == "unless `ok`"
             assert (row[name] is None) == (row["row_status"] != "ok")
-        assert (row["reason_1"] is None) == (row["row_status"] != "ok")
+        assert (row["reason_1"] is None) == (row["row_status"] == "already_desired")
         assert (row["fcf_valid"] is None) == (row["row_status"] == "already_desired")
 
 

@@ -19,7 +19,6 @@ from ray_cfnet.tables.constraints import rule_text
 from ray_cfnet.tables.schema import Categorical, Continuous, Grid
 from ray_cfnet.tables.storage import Location
 from tests.unit.loans_output import RUN_ID, LoansOutput
-from tests.unit.test_storage import bucket  # noqa: F401
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,7 @@ def test_only_code_entry_points_and_configurations_are_uploaded(tmp_path: Path) 
     package = tmp_path / "package.zip"
     excludes = RAY_RUNTIME_ENV_DEFAULT_EXCLUDES.split(",")
     create_package(str(ROOT), package, include_gitignore=True, excludes=excludes)
-    assert package.stat().st_size < 500_000
+    assert package.stat().st_size < 1_000_000
     names = zipfile.ZipFile(package).namelist()
     assert {name.split("/")[0] for name in names} == {"conf", "jobs", "ray_cfnet"}
     assert {"jobs/explain.py", "jobs/nightly.py", "ray_cfnet/cli.py", "conf/loans.yaml"} <= set(names)

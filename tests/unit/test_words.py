@@ -241,8 +241,13 @@ def test_the_explained_table_tells_what_its_own_columns_say() -> None:
     for row in table.to_pylist():
         reasons = [row[f"reason_{place}"] for place in (1, 2, 3, 4)]
         if row["row_status"] != "ok":
-            assert reasons == [None] * 4
-            assert row["explanation"].startswith("Nothing" if row["row_status"] == "already_desired" else "No way")
+            already = row["row_status"] == "already_desired"
+            in_the_way = [code for code in reasons if code]
+            assert not (already and in_the_way)
+            rules = {"gender:immutable", "age:only_increase", "education:only_increase", "income:bounds", "rate:range"}
+            assert set(in_the_way) <= rules | {f"{name}:range" for name in bundle.schema.feature_names}
+            assert all(code.split(":")[0] in row["explanation"] for code in in_the_way)
+            assert row["explanation"].startswith("Nothing" if already else "No way")
             continue
         changed = {name for name in bundle.schema.feature_names if row[name] != row[f"fcf_{name}"]}
         assert len([code for code in reasons if code]) == min(4, len(changed))
