@@ -1,5 +1,6 @@
 """The report in a real browser: Debian's chromium, no network."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for day in range(3):
         rows = people(600, seed=day)
         run = explained_output(directory, {f"2026-11-{day + 10}": replaced(rows, "note", [HOSTILE] * 600)})
+        manifest = directory / "out" / "_runs" / run["run_id"] / "manifest.json"
+        # A night apart: within the same second their order would be that of their ids.
+        manifest.write_text(json.dumps({**run, "finished_at": f"2026-11-{day + 11}T04:20:00+00:00"}))
     return Path(write_report(str(directory / "out"), run["run_id"], segments=["gender", "note"]))
 
 

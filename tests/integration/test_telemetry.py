@@ -4,16 +4,14 @@ import logging
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
 from prometheus_client.parser import text_string_to_metric_families
 
-from ray_cfnet.commands import run_explain
-from tests.integration.conftest import Trained
-
-QUIET: Any = lambda *_: None  # noqa: E731
+from tests.unit.helpers import people
+from tests.unit.outputs import explained_output
+from tests.unit.test_report import replaced
 
 
 def scraped(run_id: str) -> dict[str, float]:
@@ -32,30 +30,29 @@ def scraped(run_id: str) -> dict[str, float]:
     return found
 
 
-def test_a_runs_metrics_are_on_the_prometheus_endpoint(
-    trained: Trained, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = trained.config.model_copy(
-        update={"output": trained.config.output.model_copy(update={"path": str(tmp_path / "out")})}
-    )
+def test_a_runs_metrics_are_on_the_prometheus_endpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    days = {f"2026-11-{day}": people(500, seed=day) for day in range(10, 14)}
+    days["2026-11-10"] = replaced(days["2026-11-10"], "housing", ["castle"] * 500)
     with caplog.at_level(logging.INFO, "ray_cfnet"):
-        result = run_explain(config, trained.bundle, None, QUIET)
-    status = {name: count for name, count in result["row_status"].items() if count}
+        manifest = explained_output(tmp_path, days, on_ray=True)
     deadline, found = time.monotonic() + 60, {}
     while time.monotonic() < deadline:  # actors report every few seconds
-        found = scraped(result["run_id"])
-        if sum(value for name, value in found.items() if name.startswith("ray_cfnet_rows_total")) >= 4000:
+        found = scraped(manifest["run_id"])
+        if sum(value for name, value in found.items() if name.startswith("ray_cfnet_rows_total")) >= 1500:
             break
         time.sleep(1)
-    assert {name: found.get(f"ray_cfnet_rows_total {name}") for name in status} == status
-    assert found["ray_cfnet_unit_seconds_count"] == 8
-    assert 0 < found["ray_cfnet_unit_seconds_sum"] < 300
-    assert 0 < found["ray_cfnet_fcf_validity"] <= 1
+    assert manifest["row_status"].keys() == {"ok", "no_feasible_cf"}
+    for status, count in manifest["row_status"].items():
+        assert found[f"ray_cfnet_rows_total {status}"] == count
+    assert found["ray_cfnet_rejects_total unseen_category"] == 500
+    assert found["ray_cfnet_unit_seconds_count"] == 4
+    assert found["ray_cfnet_busy_seconds_total"] == pytest.approx(manifest["seconds_in_actors"], abs=0.01)
+    assert 0 < found["ray_cfnet_fcf_validity"] < 1
 
     lines = [vars(record) for record in caplog.records if record.name == "ray_cfnet.explain"]
+    assert {line["run_id"] for line in lines} == {manifest["run_id"]}
     units = [line for line in lines if line["event"] == "unit_done"]
-    assert sorted(line["unit"] for line in units) == list(range(8))
-    assert {line["run_id"] for line in lines} == {result["run_id"]}
-    assert sum(line["rows_in"] for line in units) == 4000
+    assert sorted(line["unit"] for line in units) == [0, 1, 2, 3]
+    assert sum(line["rows_in"] for line in units) == 2000
     [last] = [line for line in lines if line["event"] == "run_finished"]
-    assert last["rows_out"] == result["rows_out"]
+    assert last["rows_out"] == 1500
