@@ -22,7 +22,7 @@ ARG PIP_EXTRA_INDEX_URL
 COPY --from=kubectl /bin/kubectl /usr/local/bin/kubectl
 RUN --mount=type=bind,from=wheel,source=/tmp/dist,target=/tmp/dist \
     --mount=type=bind,source=constraints.txt,target=/tmp/constraints.txt \
-    pip install --no-cache-dir --constraint /tmp/constraints.txt /tmp/dist/*.whl \
+    pip install --no-cache-dir --constraint /tmp/constraints.txt "$(echo /tmp/dist/*.whl)[delta,report]" \
     && ray-cfnet --help > /dev/null
 # Ray's user by number, so that Kubernetes can see that it is not root.
 USER 1000

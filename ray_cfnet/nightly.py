@@ -111,6 +111,7 @@ class _Night:
             if partition in tonight or number < self.config.nightly.window:
                 self._try(self._evaluate, partition)
         self._judge()
+        self._report()
         if self.retrain["due"] and self.config.nightly.retrain:
             self._train(history)
 
@@ -178,6 +179,19 @@ class _Night:
         self.model |= {"drift": moved, "labelled_rows": labelled, "quality": quality or None}
         self.retrain = {"due": bool(reasons), "reasons": reasons, "done": None}
 
+    def _report(self) -> None:
+        """A page for each of tonight's runs; a night without one is a night all the same."""
+        try:
+            from ray_cfnet.report.page import write_report  # its packages are an extra
+        except ImportError:
+            self.say("no reports: pip install 'ray-cfnet[report]'")
+            return
+        for entry in self.done:
+            try:
+                entry["report"] = write_report(self.config.output.path, entry["run_id"])
+            except RayCfnetError as error:
+                self.errors.append(f"report of {entry['partition'] or 'the table'}: {error}")
+
     def _train(self, history: list[Record]) -> None:
         if history and _days_since(history[-1].at) < self.config.nightly.retrain_wait_days:
             self.say(f"no training: the last promotion or refusal was at {history[-1].at}")
@@ -197,7 +211,7 @@ class _Night:
             rejects.update(entry["rejects"])
             row_status.update(entry["row_status"])
         sums = {name: sum(entry[name] for entry in self.done) for name in ("rows_in", "rows_out", "rows_rejected")}
-        wanted = sums["rows_out"] - row_status["already_desired"]
+        wanted = row_status["ok"] + row_status["no_feasible_cf"]
         tried = {entry["partition"] for entry in [*self.done, *self.failed]}
         return {
             "version": STATUS_VERSION,

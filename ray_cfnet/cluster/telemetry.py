@@ -45,7 +45,7 @@ class UnitMetrics:
             self.rejects.inc(count, {"reason": reason})
         self.seconds.observe(record.seconds)
         self.busy.inc(record.seconds)
-        wanted = record.rows_out - record.status.get("already_desired", 0)
+        wanted = record.status.get("ok", 0) + record.status.get("no_feasible_cf", 0)
         if wanted:
             self.validity.set(record.status.get("ok", 0) / wanted)
 

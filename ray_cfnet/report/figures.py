@@ -141,7 +141,7 @@ def _segment(rows: RunRows, name: str) -> Figures:
     groups = rows.query(
         f"""
         SELECT {column}::VARCHAR AS name, count(*) AS num_rows,
-               count(*) FILTER (WHERE row_status <> 'already_desired') AS wanting,
+               count(*) FILTER (WHERE row_status IN ('ok', 'no_feasible_cf')) AS wanting,
                count(*) FILTER (WHERE row_status = 'ok') AS ways,
                avg(fcf_num_changed) AS mean_changes, avg(fcf_distance) AS mean_distance,
                coalesce(stddev_samp(fcf_distance), 0) AS spread, count(*) OVER () AS num_groups
@@ -239,7 +239,7 @@ def sample_figures(rows: RunRows, count: int) -> list[Figures]:
     order = ", ".join(map(identifier, [*rows.keys, *rows.features]))
     picked = rows.query(
         f"""
-        SELECT {listed} FROM explained WHERE row_status <> 'already_desired'
+        SELECT {listed} FROM explained WHERE row_status IN ('ok', 'no_feasible_cf')
         ORDER BY hash({order}), {order} LIMIT $1
         """,  # noqa: S608
         [count],

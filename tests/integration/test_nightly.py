@@ -72,6 +72,7 @@ def partitions(status: dict[str, Any]) -> list[tuple[str, str]]:
 def test_each_night_does_what_is_due_and_a_second_start_does_nothing(nights: Nights) -> None:
     first = nights.run(max_partitions=2)
     assert partitions(first) == [(DAYS[2], "new"), (DAYS[1], "new")]
+    assert all("<html" in Path(entry["report"]).read_text() for entry in first["done"])
     assert (first["state"], first["left"], first["rows_in"]) == ("ok", [DAYS[0]], 2 * DAY_ROWS)
     assert (first["model"]["id"], first["model"]["quality"]) == (Path(nights.bundle).name, None)
     nights.write(DAYS[0], DAY_ROWS, labels=True)
