@@ -159,7 +159,7 @@ def _runs(shape: OutputShape, sql: Dialect) -> list[str]:
             "runs",
             "SELECT run_id, model_id, count(*) AS rows_out,\n"
             "  sum(CASE WHEN row_status = 'ok' THEN 1.0 ELSE 0.0 END)\n"
-            "    / nullif(sum(CASE WHEN row_status IN ('ok', 'no_feasible_cf') THEN 1.0 ELSE 0.0 END), 0) AS fcf_validity,\n"
+            "    / nullif(sum(CASE WHEN row_status IN ('ok', 'no_feasible_cf') THEN 1.0 END), 0) AS fcf_validity,\n"
             "  avg(fcf_distance) AS mean_fcf_distance\n"
             f"FROM {sql.name('explanations')}\nGROUP BY run_id, model_id",
         )

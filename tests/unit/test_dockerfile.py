@@ -37,7 +37,8 @@ def faults(text: str) -> list[str]:
         found.append("the image is not based on Ray's")
     if not any(word == "RUN" and "pip wheel" in rest for word, rest in build):
         found.append("no stage builds the wheel")
-    if not any("--constraint /tmp/constraints.txt /tmp/dist/*.whl" in rest for word, rest in final if word == "RUN"):
+    pinned = '--constraint /tmp/constraints.txt "$(echo /tmp/dist/*.whl)[delta,report]"'
+    if not any(pinned in rest for word, rest in final if word == "RUN"):
         found.append("the wheel is not installed with the pinned versions")
     users = [rest for word, rest in final if word == "USER"]
     if not users or not users[-1].isdigit() or users[-1] == "0" or final[-1][0] != "USER":

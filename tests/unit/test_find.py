@@ -147,7 +147,7 @@ def test_of_a_delta_table_only_the_newest_version_is_searched(tmp_path: Path) ->
     assert (told["run_id"], told["also_in"]) == ("0" * 16, [])
 
 
-def test_a_row_is_found_in_a_bucket(loans: LoansOutput, bucket: Location) -> None:  # noqa: F811
+def test_a_row_is_found_in_a_bucket(loans: LoansOutput, bucket: Location) -> None:
     output = bucket / "out #1"
     pafs.copy_files(str(loans.output), output.path, destination_filesystem=output.fs)
     told = find_row(output, ["5"], None, None)
