@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float32]
 PROTOTYPES = 128
 """Examples kept of each class."""
 
-_USUAL = ("edges", "parents", "sizes", "tables", "quantiles")
+_USUAL = ("edges", "code_bins", "code_starts", "parents", "sizes", "tables", "quantiles")
 
 
 @dataclass(frozen=True)

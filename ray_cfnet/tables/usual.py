@@ -5,7 +5,7 @@ of pairs that tells most about the table (Chow and Liu, 1968), so the measure kn
 look-up a feature, and needs no training.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,11 @@ from ray_cfnet.tables.codec import Encoded
 from ray_cfnet.tables.schema import FloatArray, TableSchema
 
 NUM_BINS = 10
+"""Of a number."""
+MOST_BINS = 50
+"""Of a category: its rarer values are one. A table of two has at most so many squared counts."""
+_TREE_ROWS = 10_000
+"""Which pairs tell most shows on so many rows; the pairs themselves are counted on all."""
 _PRIOR_ROWS = 0.1
 """Added to every count: what was never seen is unlikely, not impossible."""
 
@@ -27,6 +32,10 @@ class Usual:
 
     edges: FloatArray
     """(numbers, NUM_BINS - 1) where bins of numbers begin, the first one's left out; infinite where there are fewer."""
+    code_bins: npt.NDArray[np.int64]
+    """The bin of each code of each category, one category after the other."""
+    code_starts: npt.NDArray[np.int64]
+    """(categories,) where each category's part of `code_bins` begins."""
     parents: npt.NDArray[np.int64]
     """(F,) the position of the feature that each one is counted with; -1 for the tree's root."""
     sizes: npt.NDArray[np.int64]
@@ -43,23 +52,24 @@ class Usual:
             cuts = np.unique(np.quantile(rows.values[:, column], np.arange(1, NUM_BINS) / NUM_BINS))
             cuts = cuts[cuts > rows.values[:, column].min()]
             edges[column, : len(cuts)] = cuts
-        sizes = np.array([NUM_BINS] * len(edges) + [len(category.categories) for category in schema.categorical])
-        bins = _binned(rows, edges)
-        features = range(len(sizes))
-        joint = {(one, two): _counts(bins, sizes, one, two) for one in features for two in features if one != two}
-        parents = _tree(joint, len(sizes))
+        code_bins = [_by_frequency(rows.codes[:, i], len(f.categories)) for i, f in enumerate(schema.categorical)]
+        code_starts = np.cumsum([0, *map(len, code_bins)])[:-1]
+        flat = np.concatenate([np.empty(0, dtype=np.int64), *code_bins])
+        sizes = np.array([NUM_BINS] * len(edges) + [int(bins.max()) + 1 for bins in code_bins])
+        bins = _binned(rows, edges, flat, code_starts)
+        parents = _tree(bins[:, :: max(1, len(rows) // _TREE_ROWS)], sizes)
         tables = []
-        for feature, parent in enumerate(parents):
+        for feature, parent in enumerate(parents.tolist()):
             alone = np.bincount(bins[feature], minlength=sizes[feature])[None]
-            counts = joint[parent, feature] if parent >= 0 else alone
-            shares = counts + _PRIOR_ROWS
+            shares = (_counts(bins, sizes, parent, feature) if parent >= 0 else alone) + _PRIOR_ROWS
             tables.append(np.log(shares / shares.sum(axis=1, keepdims=True)).ravel())
-        usual = cls(edges, parents, sizes, np.concatenate(tables).astype(np.float32), np.zeros(0, dtype=np.float32))
+        logarithms = np.concatenate(tables).astype(np.float32)
+        usual = cls(edges, flat, code_starts, parents, sizes, logarithms, np.zeros(0, dtype=np.float32))
         quantiles = np.quantile(usual.log_probability(bins), np.linspace(0, 1, 101)).astype(np.float32)
-        return cls(edges, parents, sizes, usual.tables, quantiles)
+        return replace(usual, quantiles=quantiles)
 
     def bins(self, rows: Encoded) -> Bins:
-        return _binned(rows, self.edges)
+        return _binned(rows, self.edges, self.code_bins, self.code_starts)
 
     def log_probability(self, bins: Bins) -> npt.NDArray[np.float32]:
         """(N,) the logarithm of the probability of each row's combination of bins."""
@@ -92,11 +102,21 @@ class Usual:
         return float(np.interp(share, np.linspace(0, 1, 101), self.quantiles))
 
 
-def _binned(rows: Encoded, edges: FloatArray) -> Bins:
+def _by_frequency(codes: npt.NDArray[np.int64], num_categories: int) -> npt.NDArray[np.int64]:
+    """The bin of each code: its rank among the most frequent ones, and one bin for the rest."""
+    rank = np.empty(num_categories, dtype=np.int64)
+    rank[np.argsort(-np.bincount(codes, minlength=num_categories), kind="stable")] = np.arange(num_categories)
+    return np.minimum(rank, MOST_BINS - 1)
+
+
+def _binned(
+    rows: Encoded, edges: FloatArray, code_bins: npt.NDArray[np.int64], code_starts: npt.NDArray[np.int64]
+) -> Bins:
     bins = np.empty((len(edges) + rows.codes.shape[1], len(rows)), dtype=np.int64)
     for column, cuts in enumerate(edges):
         bins[column] = np.searchsorted(cuts, rows.values[:, column], side="right")
-    bins[len(edges) :] = rows.codes.T
+    for column, start in enumerate(code_starts.tolist()):
+        bins[len(edges) + column] = code_bins.take(rows.codes[:, column] + start)
     return bins
 
 
@@ -106,18 +126,18 @@ def _counts(bins: Bins, sizes: npt.NDArray[np.int64], one: int, two: int) -> Flo
     return np.bincount(bins[one] * shape[1] + bins[two], minlength=shape[0] * shape[1]).reshape(shape).astype(float)
 
 
-def _tree(joint: dict[tuple[int, int], FloatArray], num_features: int) -> npt.NDArray[np.int64]:
+def _tree(bins: Bins, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The parents that make the sum of mutual information along the tree largest (Prim's algorithm)."""
-    parents = np.full(num_features, -1)
-    best = np.full(num_features, -np.inf)
-    outside = set(range(1, num_features))
+    parents = np.full(len(sizes), -1)
+    best = np.full(len(sizes), -np.inf)
+    outside = list(range(1, len(sizes)))
     newest = 0
     while outside:
         for feature in outside:
-            shared = _mutual_information(joint[newest, feature])
+            shared = _mutual_information(_counts(bins, sizes, newest, feature))
             if shared > best[feature]:
                 best[feature], parents[feature] = shared, newest
-        newest = max(sorted(outside), key=lambda feature: best[feature])
+        newest = max(outside, key=lambda feature: best[feature])
         outside.remove(newest)
     return parents
 

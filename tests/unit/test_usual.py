@@ -77,3 +77,17 @@ def test_the_gain_of_a_change_is_the_difference_it_makes(seed: int) -> None:
         changed[feature] = new[feature]
         expected = usual.log_probability(changed) - usual.log_probability(now)
         np.testing.assert_allclose(gains[feature], expected, atol=1e-4)
+
+
+def test_rare_values_of_a_large_category_are_one() -> None:
+    schema = schema_of(Categorical("zip", "string", tuple(f"{i:04}" for i in range(3_000))), SCHEMA.categorical[0])
+    rng = np.random.default_rng(0)
+    codes = np.stack([np.minimum(rng.zipf(1.5, 5_000) - 1, 2_999), rng.integers(0, 3, 5_000)], axis=1)
+    rows = Encoded(np.empty((5_000, 0)), codes)
+    usual = Usual.counted(rows, schema)
+    assert usual.sizes.tolist() == [50, 3]
+    counts = np.bincount(codes[:, 0], minlength=3_000)
+    assert usual.code_bins[counts.argmax()] == 0
+    assert (usual.bins(rows)[0] == 49).sum() == 5_000 - np.sort(counts)[::-1][:49].sum()
+    never_seen = Encoded(np.empty((1, 0)), np.array([[2_998, 0]]))
+    assert np.isfinite(usual.log_probability(usual.bins(never_seen))).all()
