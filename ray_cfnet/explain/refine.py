@@ -24,7 +24,7 @@ from ray_cfnet.model.inference import Inference, lead, likeliest
 from ray_cfnet.model.net import Rows
 from ray_cfnet.tables.codec import CodeArray, Encoded, Mask, to_unit
 from ray_cfnet.tables.constraints import linked_groups, project_number
-from ray_cfnet.tables.schema import FloatArray, TableSchema
+from ray_cfnet.tables.schema import TableSchema
 from ray_cfnet.tables.usual import Bins, Usual
 
 _SHRINKING_TRIALS = 4
@@ -44,7 +44,10 @@ class Refiner:
     schema: TableSchema
     margin: float
     usual: Usual | None = None
-    """With it, an answer is also no rarer than `plausibility` of the training rows, or than its candidate."""
+    """With it, changes lead to no rarer combination than `plausibility` of the training rows, the row or its candidate.
+
+    Numbers shrink freely afterwards: what lies between two usual values may be rare, but it is nearer.
+    """
     plausibility: float = 0.0
 
     @cached_property
@@ -231,8 +234,6 @@ class _Trial:
             moved = self._tensor(((value - start) / feature.span).astype(np.float32))
             leads = self._leads(torch.addcmul(first, weight, moved[:, None]), some).cpu().numpy()
             stays: Mask = leads > 0
-            if self.usual is not None:
-                stays &= self.usual.with_number(picked, column, value)
             far, near = np.where(stays, value, far), np.where(stays, near, value)
             far_lead, near_lead = np.where(stays, leads, far_lead), np.where(stays, near_lead, leads)
         moved = self._tensor(((far - start) / feature.span).astype(np.float32))
@@ -252,7 +253,8 @@ class _UsualTrial:
         self.own, self.new = self.counts.bins(rows), self.counts.bins(candidates)
         self.now = self.own.copy()
         self.weight = refiner.plausibility
-        self.least = np.minimum(self.counts.log_probability(self.new), self.counts.limit(refiner.plausibility))
+        given = np.minimum(self.counts.log_probability(self.own), self.counts.log_probability(self.new))
+        self.least = np.minimum(given, self.counts.limit(refiner.plausibility))
 
     def _enough(self, bins: Bins, some: CodeArray) -> Mask:
         return self.counts.log_probability(bins) >= self.least[some]
@@ -263,7 +265,7 @@ class _UsualTrial:
         usual = torch.from_numpy(self.counts.gains(self.now[:, picked], self.new[:, picked]))
         lacking = (-leads).clamp(min=0)
         share = torch.where(lacking > 0, (gain / lacking).clamp(max=1.0), 0.0)
-        return torch.where(gain > -torch.inf, share + self.weight * usual, -torch.inf)
+        return torch.where(gain > -torch.inf, share + self.weight * usual.clamp(max=0), -torch.inf)
 
     def change(self, some: Tensor, features: Tensor) -> Tensor:
         """Makes a change of each of some rows; whether they are usual enough then."""
@@ -279,9 +281,3 @@ class _UsualTrial:
         done = wanted.numpy() & self._enough(bins, picked)
         self.now[column[done], picked[done]] = self.own[column[done], picked[done]]
         return torch.from_numpy(done)
-
-    def with_number(self, picked: CodeArray, column: int, values: FloatArray) -> Mask:
-        """Whether rows are usual enough with these values of a number."""
-        bins = self.now[:, picked]
-        bins[column] = np.searchsorted(self.counts.edges[column], values, side="right")
-        return self._enough(bins, picked)
