@@ -229,7 +229,7 @@ class _Trial:
         far, near = start, x  # the desired class leads at the first, and not at the second
         far_lead, near_lead = self.lead[some].cpu().numpy(), self.lead_without[column, some].cpu().numpy()
         for trial in range(_SHRINKING_TRIALS):
-            share = 0.5 if trial < 2 else 0.95 * far_lead / (far_lead - near_lead)
+            share = 0.5 if trial < 2 else 0.95 * far_lead / np.maximum(far_lead - near_lead, 1e-30)
             value = project_number(x, far + (near - far) * share, feature)
             moved = self._tensor(((value - start) / feature.span).astype(np.float32))
             leads = self._leads(torch.addcmul(first, weight, moved[:, None]), some).cpu().numpy()

