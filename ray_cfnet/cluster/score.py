@@ -28,7 +28,6 @@ from ray_cfnet.errors import InputError, JobError, RayCfnetError, StoppedError
 from ray_cfnet.explain.columns import ROW_STATUS, dictionary_columns, output_schema, rejects_schema, type_metadata
 from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.explain.explanations import Explanations
-from ray_cfnet.explain.words import Wording
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.tables.ahead import Ahead
 from ray_cfnet.tables.delta import check_format, prepare_delta
@@ -227,8 +226,7 @@ def explain(source: Source, bundle_place: Location, whole: config.Config, on_uni
             "choose an --output (output.path) outside of the input's directory",
         )
     words = whole.words if whole.explain.words else None
-    if words:
-        Wording(words, schema)  # what is wrong with them is told before anything starts
+    Explainer(bundle, desired, whole.explain, words)  # what is wrong with the settings is told before anything starts
     settings = whole.explain.model_dump(mode="json", exclude={"max_reject_fraction", "retries"})
     settings["words"] = words and words.model_dump(mode="json")
     run = RunFiles(output, run_id(source, bundle.id, settings, written))
