@@ -39,6 +39,9 @@ OnUnit = Callable[[UnitRecord, int, bool], None]
 """A finished unit, the number of all units, and whether this run did it (or an earlier attempt)."""
 
 _FIRST_PAUSE_S = 1.0
+
+_MOST_STARTS = 5
+"""Of one unit in one attempt at a run: losing a node costs each unit on it one."""
 _GROUP_ROWS = READ_ROWS // 2
 """Row groups have at least so many rows, but for a file's last: engines skip and share out whole groups, and
 many small input files in a unit would make many small ones."""
@@ -87,6 +90,8 @@ class ExplainUnit:
             try:
                 if self.stop_sign.exists():
                     return None
+                if attempt == 0:
+                    self._count_start(unit)
                 record = self._explain(unit)
                 record.retries, record.seconds = attempt, time.perf_counter() - started
                 record.peak_rss_mb = _peak_rss_mb()
@@ -100,6 +105,21 @@ class ExplainUnit:
                 time.sleep(pause_s)
                 pause_s *= 2
         raise AssertionError("the last attempt returns or raises")
+
+    def _count_start(self, unit: Unit) -> None:
+        """Raises InputError for a unit whose actors keep dying: Ray would start them again for ever.
+
+        Starts are counted in this attempt at the run alone, beside its stop sign.
+        """
+        place = self.stop_sign.parent / f"{self.stop_sign.name}-unit-{unit.number}"
+        starts = int(place.read_bytes()) if place.exists() else 0
+        if starts >= _MOST_STARTS:
+            files = ", ".join(sorted({piece.path for piece in unit.pieces}))
+            raise InputError(
+                f"{self.root}: {files}: unit {unit.number} was begun {starts} times and its actor died each time",
+                "look for memory limits and lost nodes in Ray's logs; a smaller explain.unit_rows or more memory helps",
+            )
+        place.write_bytes(str(starts + 1).encode())
 
     def _explain(self, unit: Unit) -> UnitRecord:
         schema = self.explainer.schema

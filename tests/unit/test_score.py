@@ -1,0 +1,49 @@
+"""A unit that kills its actor, in real processes."""
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from ray_cfnet.cluster.ledger import RunFiles
+from ray_cfnet.cluster.score import ExplainUnit
+from ray_cfnet.errors import InputError
+from ray_cfnet.tables.plan import open_source
+from ray_cfnet.tables.storage import Location
+from tests.unit.helpers import CONFIG, people, untrained_bundle
+
+
+class DyingUnit(ExplainUnit):
+    """As one that needs more memory than there is."""
+
+    def _explain(self, unit):
+        os._exit(137)
+
+
+def worker_of(kind: type[ExplainUnit], directory: Path, token: str) -> ExplainUnit:
+    source = open_source(str(directory / "in"))
+    place = untrained_bundle().save(Location.of(directory / "models"))
+    run = RunFiles(Location.of(directory / "out"), "0123456789abcdef")
+    settings = CONFIG.explain.model_copy(update={"retries": 0})
+    stop = run.staging / f".stop-{token}"
+    return kind(source.root, source.schema, place, None, settings, None, run, stop, 1, False)
+
+
+def test_a_unit_that_kills_its_actor_each_time_fails_in_the_end(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    pq.write_table(people(200), tmp_path / "in" / "part-0.parquet")
+    (unit,) = open_source(str(tmp_path / "in")).units(500_000)
+    dying = worker_of(DyingUnit, tmp_path, "one")
+    fork = multiprocessing.get_context("fork")
+    for _ in range(5):
+        process = fork.Process(target=dying, args=(unit,))
+        process.start()
+        process.join()
+        assert process.exitcode == 137
+    with pytest.raises(InputError, match=r"part-0\.parquet: unit 0 was begun 5 times and its actor died each time"):
+        dying(unit)
+    record = worker_of(ExplainUnit, tmp_path, "another attempt")(unit)
+    assert record is not None
+    assert record.rows_out == 200
