@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray_cfnet import config
+from ray_cfnet.cluster.ledger import REJECTS
 from ray_cfnet.errors import InputError
 from ray_cfnet.model.gate import Figures, failures
 from ray_cfnet.tables.plan import Source
@@ -57,7 +58,7 @@ def standings(runs: Iterable[dict[str, Any]]) -> dict[str, Standing]:
                 run["run_id"],
                 run["model_id"],
                 (run["input"], frozenset(file for file in inputs if file[0].rpartition("/")[0] == partition)),
-                frozenset(file for unit in units for file in unit["files"] if not file.startswith("_")),
+                frozenset(file for unit in units for file in unit["files"] if not file.startswith(f"{REJECTS}/")),
                 part["rows_rejected"] / max(part["rows_in"], 1),
                 part.get("predicted", {}),
             )
@@ -73,7 +74,8 @@ def due_partitions(
 ) -> dict[str, str]:
     """The partitions to explain and why, newest first. `present` are the output's files.
 
-    A run with too many rejects was no good one: its partition stays due until the data or the limit is mended.
+    A run with too many rejects was no good one: its partition stays due until the data or the limit is mended, but
+    after the others, or it would take every night's time for itself.
     """
     due = {}
     for partition in newest_first(now, whole.nightly.partition):
@@ -90,7 +92,7 @@ def due_partitions(
             due[partition] = "too many rejects"
         elif choice.re_explain:
             due[partition] = "asked for"
-    return due
+    return dict(sorted(due.items(), key=lambda item: item[1] == "too many rejects"))
 
 
 def newest_first(partitions: Iterable[str], key: str) -> list[str]:

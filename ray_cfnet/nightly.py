@@ -41,6 +41,7 @@ from ray_cfnet.errors import RayCfnetError, StoppedError
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.model.gate import figures
 from ray_cfnet.model.store import MODELS, Record, read_history, resolve_bundle
+from ray_cfnet.tables.delta import active_files
 from ray_cfnet.tables.lock import exclusive, now
 from ray_cfnet.tables.plan import Source, open_source
 from ray_cfnet.tables.storage import Location
@@ -101,7 +102,9 @@ class _Night:
         self.source = open_source(self.config.table.path)
         self.standing = standings(known_runs(self.output))
         self.files = fingerprints(self.source)
-        present = {file.path for file in self.output.files()}
+        # Delta keeps files on disk that its newest version no longer has.
+        is_delta = self.config.output.format == "delta"
+        present = set(active_files(self.output)) if is_delta else {file.path for file in self.output.files()}
         self.due = due_partitions(self.files, self.standing, present, self.choice, self.config)
         tonight = list(self.due)[: self.choice.max_partitions]
         self.say(f"{len(self.due)} partitions are due, {len(tonight)} tonight; model {self.bundle.id}")

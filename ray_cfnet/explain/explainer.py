@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import torch
 
 from ray_cfnet import config
+from ray_cfnet.config_words import label_text
 from ray_cfnet.errors import BundleError, ConfigError
 from ray_cfnet.explain.columns import ROW_STATUS, option_prefixes, output_schema, rejects_schema
 from ray_cfnet.explain.explanations import (
@@ -72,6 +73,7 @@ class Explainer:
         self._inference = Inference(self.net)
         self._refiner: Refiner | None = None
         self._repairer: Repairer | None = None
+        self._repairs = False
         self._only: int | None = None
         self._wording = Wording(words, self.schema) if words else None
         if settings is not None:
@@ -88,7 +90,8 @@ class Explainer:
         if settings.refine == "sparse":
             usual = reference.usual if reference is not None and settings.plausibility > 0 else None
             self._refiner = Refiner(self._inference, self.schema, settings.margin, usual, settings.plausibility)
-        if settings.repair and reference is not None:
+        self._repairs = settings.repair
+        if reference is not None and (settings.repair or settings.num_options > 1):
             self._repairer = Repairer(self._inference, self.schema, reference, least_lead(settings.margin))
 
     def explain(self, rows: Encoded) -> Explanations:
@@ -127,7 +130,7 @@ class Explainer:
         project(found.rows, found.cf, self.schema, out=found.fcf)
         self._prove(found.fcf, desired, found.fcf_valid, found.fcf_probability)
         asking = found.predicted != desired
-        if self._repairer is not None:
+        if self._repairer is not None and self._repairs:
             self._repair(self._repairer, found, desired, np.flatnonzero(asking & ~found.fcf_valid))
         told = np.flatnonzero(asking & found.fcf_valid)
         candidates = found.fcf.take(told)
@@ -200,9 +203,11 @@ class Explainer:
         rows, wanted = found.rows.take(some), desired[some]
         finder = OptionFinder(self.schema, self._repairer, self._refiner)
         proven = [Option(found.fcf.take(some), np.ones(len(some), dtype=bool), found.fcf_probability[some])]
-        for fcf in finder.others(rows, proven[0].fcf, candidates, wanted, self.num_options - 1):
+        for fcf, reached in finder.others(rows, proven[0].fcf, candidates, wanted, self.num_options - 1):
             valid, probability = self._proof(fcf, wanted)
-            proven.append(Option(fcf, valid & is_new(rows, fcf, proven), probability))
+            # Of a row whose first answer misses the margin no more is asked than that.
+            sure = reached | (probability >= proven[0].probability)
+            proven.append(Option(fcf, valid & sure & is_new(rows, fcf, proven), probability))
         first, *others = nearest_first(rows, proven, self.schema)
         found.fcf.values[some], found.fcf.codes[some] = first.fcf.values, first.fcf.codes
         found.fcf_probability[some] = first.probability
@@ -292,7 +297,7 @@ def selected_class(only: str, schema: TableSchema) -> int | None:
     if only == "all":
         return None
     column, _, label = only.partition("=")
-    names = [str(name) for name in schema.target.classes]
+    names = [label_text(name) for name in schema.target.classes]
     if column != "pred_label" or label not in names:
         listed = " or ".join(f"pred_label={name}" for name in names)
         raise ConfigError("explain.only", [f"{only!r} is neither all nor {listed}"])

@@ -22,8 +22,11 @@ class OptionFinder:
 
     def others(
         self, rows: Encoded, first: Encoded, candidates: Encoded, desired: CodeArray, count: int
-    ) -> Iterator[Encoded]:
-        """`count` more answers for each row; `candidates` are feasible, valid, and not refined. Not proven."""
+    ) -> Iterator[tuple[Encoded, Mask]]:
+        """`count` more answers for each row, and which of them reach the desired class with its margin. Not proven.
+
+        `candidates` are feasible, valid, and not refined.
+        """
         everything = largest = np.zeros((len(rows), len(self.schema.features)), dtype=bool)
         last = first
         for _ in range(count):
@@ -35,10 +38,10 @@ class OptionFinder:
             again = np.flatnonzero(~reached)
             if len(again):
                 part = (rows.take(again), candidates.take(again), desired[again])
-                other, _ = self._without(largest[again], *part)
+                other, reached[again] = self._without(largest[again], *part)
                 found.values[again], found.codes[again] = other.values, other.codes
             last = found
-            yield found
+            yield found, reached
 
     def _without(self, frozen: Mask, rows: Encoded, candidates: Encoded, desired: CodeArray) -> tuple[Encoded, Mask]:
         """Answers that leave the frozen features alone, and which of them reach the desired class."""

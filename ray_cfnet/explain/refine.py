@@ -212,7 +212,7 @@ class _Trial:
         self.kept[self.tied] = False  # these keep the candidate's values
         for _ in range(min(self.num_numbers, _SHRUNK_NUMBERS)):
             room = self.lead / (self.lead - self.lead_without[: self.num_numbers]) * self.moves.abs()
-            room = torch.where(self.kept[: self.num_numbers], room, 0.0)
+            room = torch.where(self.kept[: self.num_numbers] & (self.lead > 0), room, 0.0)
             shrinks = torch.where(room.amax(dim=0) > 0, likeliest(room), -1)
             for column in range(self.num_numbers):
                 some = (shrinks == column).nonzero()[:, 0]
@@ -229,7 +229,8 @@ class _Trial:
         far, near = start, x  # the desired class leads at the first, and not at the second
         far_lead, near_lead = self.lead[some].cpu().numpy(), self.lead_without[column, some].cpu().numpy()
         for trial in range(_SHRINKING_TRIALS):
-            share = 0.5 if trial < 2 else 0.95 * far_lead / np.maximum(far_lead - near_lead, 1e-30)
+            crossing = np.clip(0.95 * far_lead / np.maximum(far_lead - near_lead, 1e-30), 0.0, 1.0)
+            share = 0.5 if trial < 2 else crossing  # never beyond the two ends, whatever their leads
             value = project_number(x, far + (near - far) * share, feature)
             moved = self._tensor(((value - start) / feature.span).astype(np.float32))
             leads = self._leads(torch.addcmul(first, weight, moved[:, None]), some).cpu().numpy()
@@ -261,23 +262,23 @@ class _UsualTrial:
 
     def promise(self, some: Tensor, gain: Tensor, leads: Tensor) -> Tensor:
         """(F, n) what changes bring: the share of what the desired class still lacks, and how usual the row gets."""
-        picked = some.numpy()
-        usual = torch.from_numpy(self.counts.gains(self.now[:, picked], self.new[:, picked]))
+        picked = some.cpu().numpy()
+        usual = torch.from_numpy(self.counts.gains(self.now[:, picked], self.new[:, picked])).to(gain.device)
         lacking = (-leads).clamp(min=0)
         share = torch.where(lacking > 0, (gain / lacking).clamp(max=1.0), 0.0)
         return torch.where(gain > -torch.inf, share + self.weight * usual.clamp(max=0), -torch.inf)
 
     def change(self, some: Tensor, features: Tensor) -> Tensor:
         """Makes a change of each of some rows; whether they are usual enough then."""
-        picked, column = some.numpy(), features.numpy()
+        picked, column = some.cpu().numpy(), features.cpu().numpy()
         self.now[column, picked] = self.new[column, picked]
-        return torch.from_numpy(self._enough(self.now[:, picked], picked))
+        return torch.from_numpy(self._enough(self.now[:, picked], picked)).to(some.device)
 
     def take_back(self, some: Tensor, features: Tensor, wanted: Tensor) -> Tensor:
         """Takes a change of each of some rows back where that is wanted and leaves it usual enough; where it did."""
-        picked, column = some.numpy(), features.numpy()
+        picked, column = some.cpu().numpy(), features.cpu().numpy()
         bins = self.now[:, picked]
         bins[column, np.arange(len(picked))] = self.own[column, picked]
-        done = wanted.numpy() & self._enough(bins, picked)
+        done = wanted.cpu().numpy() & self._enough(bins, picked)
         self.now[column[done], picked[done]] = self.own[column[done], picked[done]]
-        return torch.from_numpy(done)
+        return torch.from_numpy(done).to(some.device)

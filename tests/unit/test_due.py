@@ -160,3 +160,9 @@ def test_each_broken_limit_is_a_reason() -> None:
 
 def test_a_limit_of_null_is_none() -> None:
     assert retrain_reasons(1e6, 1.0, {}, 0, configured(max_model_age_days=None, max_drift=None)) == []
+
+
+def test_a_partition_with_too_many_rejects_does_not_keep_the_others_waiting() -> None:
+    standing = standings([manifest("r1", *DAYS[:2]), manifest("r2", DAYS[2], rejected=6)])
+    present = PRESENT - {f"{DAYS[0]}/part-0-r1.parquet"} | {f"{DAYS[2]}/part-0-r2.parquet"}
+    assert list(due(standing=standing, present=present)) == [DAYS[0], DAYS[2]]

@@ -265,3 +265,30 @@ def test_a_gated_generator_keeps_what_its_gates_keep(switches: dict) -> None:
     soft = net.gates(raw)
     assert soft is not None
     np.testing.assert_allclose(soft[:, :count].detach().numpy(), gates[:, :count].float().numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("chosen", [{}, {"margin": 0.2}, {"plausibility": 0.3}, {"margin": 0.1, "plausibility": 0.05}])
+def test_a_refined_number_lies_between_the_row_and_its_candidate(chosen: dict) -> None:
+    """Also where a candidate misses the margin, or a change is kept that is not needed for the class."""
+    for seed in range(6):
+        bundle = with_random_generator(seed)
+        candidates, refined = (
+            explained(bundle, repair=False, **settings)
+            for settings in ({"refine": "none"}, {"refine": "sparse", **chosen})
+        )
+        np.testing.assert_array_equal(candidates.has_fcf, refined.has_fcf)
+        told = refined.has_fcf
+        moved, most = (found.fcf.values[told] - found.rows.values[told] for found in (refined, candidates))
+        assert (moved * most >= 0).all()
+        assert (np.abs(moved) <= np.abs(most) + 1e-9).all()
+
+
+def test_options_keep_the_margin_and_need_no_repair() -> None:
+    bundle = with_random_generator(1)
+    one, several = (explained(bundle, margin=0.2, num_options=count) for count in (1, 3))
+    sure = one.fcf_probability >= 0.7 - 1e-6
+    assert (one.has_fcf & sure).sum() > 300
+    assert (several.fcf_probability[one.has_fcf & sure] >= 0.7 - 1e-6).all()
+    without = explained(bundle, repair=False, num_options=2)
+    assert without.options[0].exists.any()
+    np.testing.assert_array_equal(without.has_fcf, explained(bundle, repair=False).has_fcf)
