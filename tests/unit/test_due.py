@@ -163,6 +163,6 @@ def test_a_limit_of_null_is_none() -> None:
 
 
 def test_a_partition_with_too_many_rejects_does_not_keep_the_others_waiting() -> None:
-    standing = standings([manifest("r1", *DAYS[:2]), manifest("r2", DAYS[2], rejected=6)])
+    standing = standings([manifest("r1", *DAYS), manifest("r2", DAYS[2], rejected=6)])
     present = PRESENT - {f"{DAYS[0]}/part-0-r1.parquet"} | {f"{DAYS[2]}/part-0-r2.parquet"}
     assert list(due(standing=standing, present=present)) == [DAYS[0], DAYS[2]]
