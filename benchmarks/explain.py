@@ -75,7 +75,7 @@ def config_of(num_features: int) -> Config:
         {
             "table": {"path": "generated", "target": "y", "keys": ["id"], "features": features},
             "training": {"epochs": 1},
-            "explain": {"refine": "none"},
+            "explain": {"refine": "none", "words": False},
         }
     )
 
