@@ -72,7 +72,8 @@ def test_two_workers_train_on_uneven_shards(tmp_path: Path) -> None:
 
 def test_three_classes_with_a_desired_one(tmp_path: Path) -> None:
     features = "{age: {kind: continuous}, income: {kind: continuous}, decision: {kind: categorical}}"
-    config = loans_config(tmp_path, "table.target=housing", f"table.features={features}", "training.epochs=2")
+    changed = ("table.target=housing", f"table.features={features}", "words={}", "training.epochs=2")
+    config = loans_config(tmp_path, *changed)
     with pytest.raises(ConfigError, match="not a class of housing"):
         run_train(config, QUIET)
     config = config.model_copy(update={"explain": config.explain.model_copy(update={"desired": "opposite"})})
