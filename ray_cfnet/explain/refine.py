@@ -31,6 +31,7 @@ _SHRINKING_TRIALS = 4
 """Of a number's way back: two halvings, and then, as the lead is piecewise linear, where a line would meet zero."""
 
 _SHRUNK_NUMBERS = 2
+"""Of one row."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """How engines differ: quotes, names of types, and how each comes to read Parquet files in a tree."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ class Tree:
         return [level for level in self.levels if level]
 
 
-class Dialect:
+class Dialect(ABC):
     """Standard SQL; an engine overrides what it does its own way."""
 
     text, number, integer = "VARCHAR", "DOUBLE", "BIGINT"
@@ -39,11 +40,13 @@ class Dialect:
             return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
         return "'" + text.replace("'", "''") + "'"
 
+    @abstractmethod
     def parquet_table(self, name: str, tree: Tree) -> list[str]:
-        raise NotImplementedError
+        """Statements that make a table or view of Parquet files."""
 
+    @abstractmethod
     def delta_table(self, name: str, place: str) -> list[str]:
-        raise NotImplementedError
+        """The same of a Delta table."""
 
     def manifests(self, name: str, place: str, columns: dict[str, str]) -> list[str]:
         """A view over the runs' manifests; empty where the engine cannot read them."""
@@ -177,7 +180,8 @@ class Athena(Trino):
 
 
 def dialect_of(name: str) -> Dialect:
-    return {"duckdb": DuckDB, "trino": Trino, "athena": Athena, "bigquery": BigQuery, "spark": Spark}[name]()
+    dialects = (DuckDB(), Trino(), Athena(), BigQuery(), Spark())
+    return {type(dialect).__name__.lower(): dialect for dialect in dialects}[name]
 
 
 def _comments(columns: pa.Schema) -> dict[str, str]:

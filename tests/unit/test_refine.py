@@ -13,28 +13,14 @@ from ray_cfnet.explain.refine import Refiner
 from ray_cfnet.model.bundle import Bundle, Settings, make_net
 from ray_cfnet.model.inference import Inference
 from ray_cfnet.model.metrics import distances, num_changed
-from ray_cfnet.model.rules import SoftRules
-from ray_cfnet.model.step import TwoStageUpdate
-from ray_cfnet.tables.codec import Encoded, codes_of, encode
+from ray_cfnet.tables.codec import Encoded, encode
 from ray_cfnet.tables.constraints import project, violations
-from tests.unit.helpers import CONFIG, people, people_schema, untrained_bundle
+from tests.unit.helpers import CONFIG, people, people_schema, trained_bundle, untrained_bundle
 
 
 @pytest.fixture(scope="module")
 def trained() -> Bundle:
-    """A few hundred steps: most counterfactuals are valid then."""
-    table = people(4_000)
-    schema = people_schema(table)
-    torch.manual_seed(0)
-    net = make_net(schema, CONFIG.model)
-    update = TwoStageUpdate(net, CONFIG.training, SoftRules(schema, net.layout), None)
-    bundle = Bundle(net, schema, Settings.of(CONFIG), {})
-    rows = Explainer(bundle, None)._tensors(encode(table, schema)[0])
-    labels = torch.from_numpy(codes_of(table.column("approved").combine_chunks(), schema.target.classes))
-    for _ in range(12):
-        for picked in torch.randperm(len(labels)).split(64):
-            update(rows.take(picked), labels[picked])
-    return bundle
+    return trained_bundle()
 
 
 def explained(bundle: Bundle, refine: bool, margin: float = 0.0, desired: int | None = None) -> Explanations:

@@ -1,7 +1,6 @@
 """Repair, refinement and options: whatever the network and the rules, what is written is feasible and proven."""
 
 import copy
-from functools import cache
 
 import numpy as np
 import pytest
@@ -17,36 +16,18 @@ from ray_cfnet.explain.options import changes
 from ray_cfnet.model.bundle import Bundle, Settings, make_net
 from ray_cfnet.model.metrics import distances, num_changed
 from ray_cfnet.model.reference import PROTOTYPES, Reference
-from ray_cfnet.model.rules import SoftRules
-from ray_cfnet.model.step import TwoStageUpdate
-from ray_cfnet.tables.codec import Encoded, codes_of, encode
+from ray_cfnet.tables.codec import Encoded, encode
 from ray_cfnet.tables.constraints import project, violations
 from ray_cfnet.tables.storage import Location
-from tests.unit.helpers import CONFIG, people, people_schema
+from tests.unit.helpers import CONFIG, people, trained_bundle
 from tests.unit.test_relations import tied_features
 
-SCHEMA = people_schema()
-
-
-@cache
-def trained() -> Bundle:
-    """A predictor that has learnt the table."""
-    table = people(3_000, seed=5)
-    torch.manual_seed(0)
-    net = make_net(SCHEMA, CONFIG.model)
-    update = TwoStageUpdate(net, CONFIG.training, SoftRules(SCHEMA, net.layout), None)
-    bundle = Bundle(net, SCHEMA, Settings.of(CONFIG), {})
-    rows = Explainer(bundle, None)._tensors(encode(table, SCHEMA)[0])
-    labels = torch.from_numpy(codes_of(table.column("approved").combine_chunks(), SCHEMA.target.classes))
-    for _ in range(8):
-        for picked in torch.randperm(len(labels)).split(64):
-            update(rows.take(picked), labels[picked])
-    return bundle
+SCHEMA = trained_bundle().schema
 
 
 def with_random_generator(seed: int) -> Bundle:
     """Most of its own counterfactuals are invalid, so that the search has to do."""
-    bundle = copy.deepcopy(trained())
+    bundle = copy.deepcopy(trained_bundle())
     torch.manual_seed(seed)
     torch.nn.init.normal_(bundle.net.generator_out.weight, std=0.5)
     return with_reference(bundle, encode(people(3_000, seed=5), SCHEMA)[0])
