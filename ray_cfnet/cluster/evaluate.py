@@ -137,14 +137,13 @@ def evaluate(
     """Metrics of a bundle on a split of the table, or on all of it. Needs a Ray session.
 
     Basic ones, which depend on nothing but rows and bundle, or `everything`; `reference` rows are read if they are not
-    given. Raises InputError when the
-    columns do not fit the bundle or the split is empty.
+    given. Raises InputError when the columns do not fit the bundle or the split is empty.
     """
     schema = bundle.schema
     needed = {feature.name: feature.arrow_type for feature in schema.features}
     if schema.target.name in source.schema.names:
         needed[schema.target.name] = schema.target.arrow_type
-    check_columns(source, needed)
+    check_columns(source, needed, narrower=True)  # as explain
     columns = list(needed)
     units = source.units(whole.explain.unit_rows)
     cut = bundle.settings.split  # the rows it was trained on are known to the bundle alone

@@ -25,6 +25,8 @@ READ_ROWS = 131_072
 SPARE_CPU = 1 / 16
 """What an encoding task asks for, and what a worker leaves of its CPU: they share it. Ray counts CPUs in steps of
 0.0001 and workers by dividing floats; of 1/16 both are exact."""
+BLOCKS_AHEAD = 4
+"""Encoded units that a streaming worker lets Ray hold for it: one is read, the others are on their way."""
 UNITS_PER_WORKER = 8
 """Units of a streaming worker, at least, so that shares are about equal."""
 
@@ -182,7 +184,18 @@ class EncodedTable:
 
     def streamed(self, name: SplitName, rank: int, num_workers: int) -> ray.data.Dataset:
         """One worker's part of a split: the same rows in the same order whenever it is read."""
-        return self._encoded(name, self.share(name, rank, num_workers), max(1, _num_cpus() // num_workers - 1))
+        units = self.share(name, rank, num_workers)
+        dataset = self._encoded(name, units, max(1, _num_cpus() // num_workers - 1))
+        # Without a limit Ray encodes ahead until its store is full, and a worker maps all that it has ever read there.
+        largest = max((unit.num_rows for unit in units), default=0) * self._row_bytes
+        options = dataset.context.execution_options
+        options.resource_limits = options.resource_limits.copy(object_store_memory=BLOCKS_AHEAD * largest)
+        return dataset
+
+    @property
+    def _row_bytes(self) -> int:
+        """Of an encoded row in Ray's object store."""
+        return 8 * len(self.schema.continuous) + 4 * len(self.schema.categorical) + 16
 
     def share(self, name: SplitName, rank: int, num_workers: int) -> list[Unit]:
         """Neighbouring units with about an equal part of a split's rows; every unit that has any is somebody's."""

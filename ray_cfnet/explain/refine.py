@@ -28,10 +28,7 @@ from ray_cfnet.tables.schema import TableSchema
 from ray_cfnet.tables.usual import Bins, Usual
 
 _SHRINKING_TRIALS = 4
-"""Of a number's way back: two halvings, and then, as the lead is piecewise linear, where a line would meet zero."""
-
-_SHRUNK_NUMBERS = 2
-"""Of one row."""
+"""Of a number's way back: three halvings, and then, as the lead is piecewise linear, where a line would meet zero."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +86,15 @@ class _Trial:
         self.moves = self._tensor(to_unit(candidates.values, self.schema)).T - own.continuous.T
         new_codes = self._tensor(candidates.codes)
         changed = torch.cat([self._tensor(rows.values != candidates.values).T, (own.codes != new_codes).T])
-        # A change adds new_factor * weight[new_row] + own_factor * weight[own_row]; a number needs the first only.
-        numbers = torch.arange(self.num_numbers, device=self.weight.device)[:, None].expand(-1, self.num_rows)
-        offsets = self.layer.block_offsets + self.num_numbers
-        self.own_row, self.new_row = (torch.cat([numbers, (codes + offsets).T]) for codes in (own.codes, new_codes))
-        ones = torch.ones_like(new_codes.T, dtype=self.moves.dtype)
-        self.new_factor = torch.cat([self.moves, ones])
-        self.own_factor = torch.cat([torch.zeros_like(self.moves), -ones])
+        # A change adds factors * weight[weight_rows], of the new value and of the own; a number needs the first only.
+        self.weight_rows = torch.empty((len(changed), self.num_rows, 2), dtype=torch.int64, device=self.weight.device)
+        self.weight_rows[: self.num_numbers] = torch.arange(self.num_numbers, device=self.weight.device)[:, None, None]
+        offsets = (self.layer.block_offsets + self.num_numbers)[:, None]
+        for end, codes in enumerate((new_codes, own.codes)):
+            torch.add(codes.T, offsets, out=self.weight_rows[self.num_numbers :, :, end])
+        self.factors = torch.zeros(self.weight_rows.shape, dtype=self.moves.dtype, device=self.weight.device)
+        self.factors[: self.num_numbers, :, 0] = self.moves
+        self.factors[self.num_numbers :] = torch.tensor([1.0, -1.0], device=self.weight.device)
         self.first = self.inference.first_layer(own).T.contiguous()
         leads, slope = self.inference.slope(self.first, self.desired)
         self.lead = leads - self.least_lead
@@ -123,8 +122,8 @@ class _Trial:
                 continue
             start, stop = (self.num_numbers + starts[place] for place in (column, column + 1))
             by_value = self.weight[start:stop] @ slope
-            picked = [rows[self.num_numbers + column][None] - start for rows in (self.new_row, self.own_row)]
-            gains.append(by_value.gather(0, picked[0]) - by_value.gather(0, picked[1]))
+            new, own = (rows[None] - start for rows in self.weight_rows[self.num_numbers + column].unbind(-1))
+            gains.append(by_value.gather(0, new) - by_value.gather(0, own))
         return torch.cat(gains)
 
     def _leads(self, first: Tensor, some: Tensor | slice) -> Tensor:
@@ -134,8 +133,7 @@ class _Trial:
     def _add(self, first: Tensor, some: Tensor, features: Tensor, sign: float) -> None:
         """Makes a change of each of some rows on their first layer, or takes it back."""
         place = features * self.num_rows + some
-        weight_rows = torch.stack([rows.take(place) for rows in (self.new_row, self.own_row)], dim=1)
-        factors = torch.stack([self.new_factor.take(place), self.own_factor.take(place)], dim=1)
+        weight_rows, factors = (of.view(-1, 2).index_select(0, place) for of in (self.weight_rows, self.factors))
         first.add_(F.embedding_bag(weight_rows, self.weight, mode="sum", per_sample_weights=factors), alpha=sign)
 
     def change_until_desired(self) -> None:
@@ -182,8 +180,9 @@ class _Trial:
     def take_back_what_is_not_needed(self) -> None:
         """Each change but the last, which is known to be needed: the least promising first."""
         for number in range(len(self.added) - 2, -1, -1):
-            alone = ~self.tied[self.added[number].clamp(min=0)]
-            some = ((self.added[number + 1] >= 0) & alone).nonzero()[:, 0]
+            some = (self.added[number + 1] >= 0).nonzero()[:, 0]
+            if self.groups:
+                some = some[~self.tied[self.added[number][some]]]
             feature, first = self.added[number].index_select(0, some), self.first.index_select(0, some)
             self._add(first, some, feature, -1.0)
             leads = self._leads(first.clone(), some)
@@ -198,9 +197,9 @@ class _Trial:
             self.kept[feature.index_select(0, spared), back] = False
 
     def with_smaller_numbers(self) -> Encoded:
-        """The rows with the changes that are needed, and with numbers shrunk: that first which can come nearest.
+        """The rows with the changes that are needed, and one number of each shrunk: that which can come nearest.
 
-        It takes up most of what the desired class leads by, and leaves little to a second one and nothing to a third.
+        It takes up most of what the desired class leads by: a second one comes hardly nearer.
         """
         kept = self.kept.cpu().numpy()
         result = Encoded.like(self.rows)
@@ -210,40 +209,43 @@ class _Trial:
         for column in range(len(self.schema.categorical)):
             taken = kept[self.num_numbers + column]
             result.codes[:, column] = np.where(taken, self.candidates.codes[:, column], self.rows.codes[:, column])
-        self.kept[self.tied] = False  # these keep the candidate's values
-        for _ in range(min(self.num_numbers, _SHRUNK_NUMBERS)):
+        if self.num_numbers:
+            self.kept[self.tied] = False  # these keep the candidate's values
             room = self.lead / (self.lead - self.lead_without[: self.num_numbers]) * self.moves.abs()
             room = torch.where(self.kept[: self.num_numbers] & (self.lead > 0), room, 0.0)
             shrinks = torch.where(room.amax(dim=0) > 0, likeliest(room), -1)
-            for column in range(self.num_numbers):
-                some = (shrinks == column).nonzero()[:, 0]
-                if len(some):
-                    result.values[some.cpu().numpy(), column] = self._shrunk(some, column)
-                    self.kept[column, some] = False  # it has had its turn
+            self._shrink([(shrinks == column).nonzero()[:, 0] for column in range(self.num_numbers)], result)
         return result
 
-    def _shrunk(self, some: Tensor, column: int) -> np.ndarray:
-        """A number's value for some rows: on its grid, near the last one at which the desired class still leads."""
-        feature, picked = self.schema.continuous[column], some.cpu().numpy()
-        x, start = self.rows.values[picked, column], self.candidates.values[picked, column]
-        first, weight = self.first.index_select(0, some), self.weight[column][None]
+    def _shrink(self, rows_of: list[Tensor], result: Encoded) -> None:
+        """Moves each number of its rows towards them: on its grid, near the last value that still leads.
+
+        The rows of all numbers are tried together, those of each side by side.
+        """
+        some, ends = torch.cat(rows_of), np.cumsum([0, *map(len, rows_of)])
+        parts = [(column, slice(*ends[column : column + 2])) for column, rows in enumerate(rows_of) if len(rows)]
+        columns, picked = np.repeat(np.arange(len(rows_of)), np.diff(ends)), some.cpu().numpy()
+        x, start = self.rows.values[picked, columns], self.candidates.values[picked, columns]
+        first = self.first.index_select(0, some)
+        tried, value, moved = torch.empty_like(first), np.empty_like(start), np.empty(len(start), dtype=np.float32)
         far, near = start, x  # the desired class leads at the first, and not at the second
-        far_lead, near_lead = self.lead[some].cpu().numpy(), self.lead_without[column, some].cpu().numpy()
+        far_lead = self.lead.take(some).cpu().numpy()
+        near_lead = self.lead_without[self._tensor(columns), some].cpu().numpy()
         for trial in range(_SHRINKING_TRIALS):
             crossing = np.clip(0.95 * far_lead / np.maximum(far_lead - near_lead, 1e-30), 0.0, 1.0)
-            share = 0.5 if trial < 2 else crossing  # never beyond the two ends, whatever their leads
-            value = project_number(x, far + (near - far) * share, feature)
-            moved = self._tensor(((value - start) / feature.span).astype(np.float32))
-            leads = self._leads(torch.addcmul(first, weight, moved[:, None]), some).cpu().numpy()
+            share = crossing if trial == _SHRINKING_TRIALS - 1 else 0.5  # never beyond the two ends
+            wish = far + (near - far) * share
+            for column, part in parts:
+                feature = self.schema.continuous[column]
+                value[part] = project_number(x[part], wish[part], feature)
+                moved[part] = (value[part] - start[part]) / feature.span
+                way = self._tensor(moved[part])[:, None]
+                torch.addcmul(first[part], self.weight[column][None], way, out=tried[part])
+            leads = self._leads(tried, some).cpu().numpy()
             stays: Mask = leads > 0
             far, near = np.where(stays, value, far), np.where(stays, near, value)
             far_lead, near_lead = np.where(stays, leads, far_lead), np.where(stays, near_lead, leads)
-        moved = self._tensor(((far - start) / feature.span).astype(np.float32))
-        self.first.index_copy_(0, some, first.addcmul_(weight, moved[:, None]))
-        left = self._tensor(far_lead)
-        self.lead_without[:, some] += left - self.lead[some]
-        self.lead[some] = left
-        return far
+        result.values[picked, columns] = far
 
 
 class _UsualTrial:

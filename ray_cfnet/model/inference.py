@@ -63,24 +63,27 @@ class Inference:
                 leads = lead(net.classifier(p.flatten(1)).T, desired)
                 (slope,) = torch.autograd.grad(leads.sum(), given)
             return leads.detach(), slope
-        # By hand: autograd keeps more and takes longer.
+        # By hand: autograd keeps more and takes longer. A result has the sign of what it was made of.
         passed: list[tuple[nn.Linear | nn.LeakyReLU, Tensor]] = []
-        x = first
+        x = first.clone().T
         for layer in chain(net.encoder_in_activation, net.encoder, net.predictor):
             if isinstance(layer, nn.Linear | nn.LeakyReLU):
+                x = _hidden([layer], x)
                 passed.append((layer, x))
-                x = layer(x)
-        logits, weight = _linear(net.classifier, x.T), net.classifier.weight
+        logits, weight = _linear(net.classifier, x), net.classifier.weight
         if len(weight) == 2:
-            slope = torch.outer((2 * desired - 1).to(x.dtype), weight[1] - weight[0])
+            slope = torch.outer(weight[1] - weight[0], (2 * desired - 1).to(x.dtype))
         else:
             others = logits.scatter(0, desired[None], -torch.inf).argmax(dim=0)
-            slope = weight[desired] - weight[others]
-        for layer, given in reversed(passed):
-            if isinstance(layer, nn.Linear):
-                slope = slope @ layer.weight
+            slope = (weight[desired] - weight[others]).T.contiguous()
+        for layer, made in reversed(passed):
+            if isinstance(layer, nn.LeakyReLU):
+                slope = torch.ops.aten.leaky_relu_backward(slope, made, layer.negative_slope, True)
+            elif layer is passed[1][0]:  # before it is the first layer, which has rows first
+                slope = (slope.T @ layer.weight).T
             else:
-                slope = torch.ops.aten.leaky_relu_backward(slope, given, layer.negative_slope, False)
+                slope = layer.weight.T @ slope
+        slope = slope.T
         return lead(logits, desired), slope
 
     def _from_first_layer(self, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:

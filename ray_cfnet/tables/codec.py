@@ -138,15 +138,23 @@ def _mark_bad_numbers(
 def codes_of(column: pa.Array, labels: tuple) -> CodeArray:
     """Each value's position among the labels, -1 for null and for values not among them."""
     if pa.types.is_dictionary(column.type):
-        known = pa.array(labels, type=column.type.value_type)
-        code_of_entry = _numpy(pc.index_in(column.dictionary, known).fill_null(-1)).astype(np.int64)
+        known = _labels_as(labels, column.type.value_type)
+        code_of_entry = _numpy(pc.index_in(column.dictionary, known, skip_nulls=True).fill_null(-1)).astype(np.int64)
         # One entry more, reached by index -1: nulls.
         code_of_entry = np.append(code_of_entry, -1)
         indices = column.indices.fill_null(-1) if column.indices.null_count else column.indices
         return code_of_entry[_numpy(indices)]
-    known = pa.array(labels, type=column.type)
+    known = _labels_as(labels, column.type)
     codes = pc.index_in(column, known, skip_nulls=True)
     return _numpy(codes.fill_null(-1) if codes.null_count else codes).astype(np.int64)
+
+
+def _labels_as(labels: tuple, column_type: pa.DataType) -> pa.Array:
+    """Labels as values of a column; null for those beyond its type, which is narrower than the trained one."""
+    if pa.types.is_integer(column_type):
+        holds = np.iinfo(column_type.to_pandas_dtype())
+        labels = tuple(label if holds.min <= label <= holds.max else None for label in labels)
+    return pa.array(labels, type=column_type)
 
 
 def probabilities_of(column: pa.Array) -> tuple[CodeArray, FloatArray]:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from ray_cfnet.commands import run_explain, run_runs, run_show
+from ray_cfnet.commands import run_evaluate, run_explain, run_runs, run_show
 from ray_cfnet.config import Config
 from ray_cfnet.configfile import load_config
 from ray_cfnet.errors import ConfigError, InputError, JobError
@@ -114,7 +114,11 @@ def test_files_with_narrower_types_join_the_others(trained: Trained, days: Path)
     [file] = (days / "ds=2026-11-14").glob("*.parquet")
     table = pq.read_table(file, partitioning=None)
     narrow = table.column("income").cast(pa.int32())
-    rewrite(days / "ds=2026-11-14", income=narrow, housing=table.column("housing").cast(pa.large_string()))
+    as_trained = run_evaluate(configured(days), trained.bundle, None)
+    housing, decision = (table.column(name).cast(pa.large_string()) for name in ("housing", "decision"))
+    rewrite(days / "ds=2026-11-14", income=narrow, housing=housing, decision=decision)
+    measured = run_evaluate(configured(days), trained.bundle, None)
+    assert measured["accuracy"] == as_trained["accuracy"]
     result = run_explain(configured(days), trained.bundle, None, QUIET)
     assert result["rows_out"] == 3 * DAY_ROWS
     types = {

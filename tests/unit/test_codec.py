@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ray_cfnet.tables.codec import REJECT_REASONS, Encoded, Rejects, decode, encode, from_unit, to_unit
+from ray_cfnet.tables.codec import REJECT_REASONS, Encoded, Rejects, codes_of, decode, encode, from_unit, to_unit
 from ray_cfnet.tables.schema import Categorical, Continuous, Grid, TableSchema
 from tests.unit.strategies import (
     INT_TYPES,
@@ -296,3 +296,10 @@ def test_generated_values_are_the_values_that_get_written(arrow_type, lower, upp
     written = decode(Encoded(generated, np.empty((1, 0), np.int64)), schema, {"x": arrow_type})
     read_again, _ = encode(pa.table(written), schema)
     assert read_again.values.tolist() == generated.tolist()
+
+
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_labels_beyond_a_narrower_column_are_never_met_there(dictionary: bool) -> None:
+    column = pa.array([5, None, -3, 7], pa.int8())
+    codes = codes_of(column.dictionary_encode() if dictionary else column, (300, 5, -3, -1000))
+    assert codes.tolist() == [1, -1, 2, -1]
