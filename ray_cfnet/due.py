@@ -1,9 +1,11 @@
 """What a night has to do, and whether a training is due: decided from manifests and figures, nothing is read here."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from ray_cfnet import config
 from ray_cfnet.cluster.ledger import REJECTS
@@ -96,7 +98,16 @@ def due_partitions(
 
 
 def newest_first(partitions: Iterable[str], key: str) -> list[str]:
-    return sorted(partitions, key=lambda partition: (_value(partition, key) or "", partition), reverse=True)
+    return sorted(partitions, key=lambda name: (_order(_value(name, key) or ""), _order(name), name), reverse=True)
+
+
+def _order(value: str) -> tuple[str | int, ...]:
+    """Text with its numbers as numbers: writers leave zeros out, and as text hour 9 comes after hour 10.
+
+    Paths have some characters as %3A and the like; people who type a time do not.
+    """
+    parts = re.split("([0-9]+)", unquote(value))  # text and digits take turns, so like meets like
+    return tuple(int(part) if number % 2 else part for number, part in enumerate(parts))
 
 
 def _value(partition: str, key: str) -> str | None:
@@ -112,7 +123,8 @@ def _within(partition: str, choice: Choice, key: str) -> bool:
             f"partition {partition or '(whole table)'} has no {key}, which --since and --until speak of",
             "set nightly.partition to the column by which the table is partitioned",
         )
-    return (choice.since or "") <= value and (choice.until is None or value <= choice.until)
+    after = choice.since is None or _order(choice.since) <= _order(value)
+    return after and (choice.until is None or _order(value) <= _order(choice.until))
 
 
 def drift(newest: list[Standing], window: int) -> float | None:

@@ -112,6 +112,30 @@ def test_another_partition_column_can_be_the_one_that_counts() -> None:
         due(now, {}, set(), until="1")
 
 
+@pytest.mark.parametrize(
+    ("oldest_first", "key"),
+    [
+        (["ds=2026-9-30", "ds=2026-11-9", "ds=2026-11-10"], "ds"),
+        (["hour=0", "hour=9", "hour=10"], "hour"),
+        (["ds=1/hour=9", "ds=1/hour=10", "ds=2/hour=1"], "ds"),
+        (["at=2026-11-15 09%3A59", "at=2026-11-15 10%3A00"], "at"),
+    ],
+)
+def test_numbers_in_partitions_are_compared_as_numbers(oldest_first: list[str], key: str) -> None:
+    now, config = {name: fingerprint(name) for name in oldest_first}, configured(partition=key)
+    assert list(due(now, {}, set(), config)) == oldest_first[::-1]
+    first, last = (oldest_first[end].split("/")[0].partition("=")[2] for end in (0, -1))
+    assert set(due(now, {}, set(), config, since=first, until=last)) == set(oldest_first)
+
+
+def test_since_and_until_may_be_written_otherwise_than_the_partitions() -> None:
+    now = {name: fingerprint(name) for name in ("ds=2026-11-8", "ds=2026-11-9", "ds=2026-11-10", "ds=2026-11-11")}
+    assert list(due(now, {}, set(), since="2026-11-09", until="2026-11-10")) == ["ds=2026-11-10", "ds=2026-11-9"]
+    config = configured(partition="at")
+    hours = {name: fingerprint(name) for name in ("at=2026-11-15 09%3A00", "at=2026-11-15 10%3A00")}
+    assert list(due(hours, {}, set(), config, until="2026-11-15 09:00")) == ["at=2026-11-15 09%3A00"]
+
+
 def part(**predicted: int) -> Standing:
     return Standing("r", "m", ("/table", frozenset()), frozenset(), 0.0, predicted)
 
