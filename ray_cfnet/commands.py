@@ -39,10 +39,10 @@ def _bundle_place(config: Config, bundle: str | None) -> Location:
     return resolve_bundle(Location.of(bundle) if bundle is not None else Location.of(config.output.path) / MODELS)
 
 
-def check_job(config: Config, bundle: str | None = None) -> None:
+def check_job(config: Config, bundle: str | None = None, writes: bool = True) -> None:
     """Raises InputError when this runs as a job on a cluster, with paths that only the sender's machine has."""
     if submission_id() is not None:
-        check_places(config, bundle)
+        check_places(config, bundle, writes)
 
 
 def run_train(config: Config, on_epoch: OnEpoch) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def run_evaluate(
     config: Config, bundle: str | None, split: SplitName | None, against: Literal["paper"] | None = None
 ) -> dict[str, Any]:
     """Measures a bundle on a split: rows, accuracy, cf, fcf and all else; with the paper's figures if asked."""
-    check_job(config, bundle)
+    check_job(config, bundle, writes=False)
     figures = {"paper": paper_figures(config.table.name)} if against == "paper" else {}
     source = open_source(config.table.path)
     loaded = Bundle.load(_bundle_place(config, bundle))

@@ -49,7 +49,7 @@ def submit(
     from ray_cfnet.cluster.submission import check_places
     from ray_cfnet.cluster.submission import submit as send
 
-    check_places(loaded, given.get("bundle"))
+    check_places(loaded, given.get("bundle"), writes="output" in given)
     progress = progress_display()
     job = send(command, Path(config), context.args, address)
     progress.say(f"job {job.id}, {job.dashboard}")

@@ -39,9 +39,13 @@ def stop_grace_s() -> float | None:
     return None if submission_id() is None else float(os.environ.get("RAY_JOB_STOP_WAIT_TIME_S", _DEFAULT_GRACE_S))
 
 
-def check_places(config: Config, bundle: str | None) -> None:
-    """Raises InputError for a relative path: a job's directory is a copy, on one node, and goes with the job."""
-    places = {"table.path": config.table.path, "output.path": config.output.path, "--bundle": bundle}
+def check_places(config: Config, bundle: str | None, writes: bool = True) -> None:
+    """Raises InputError for a relative path: a job's directory is a copy, on one node, and goes with the job.
+
+    A job that `writes` no output has no use for output.path, unless the bundle is looked for below it.
+    """
+    output = config.output.path if writes or bundle is None else None
+    places = {"table.path": config.table.path, "output.path": output, "--bundle": bundle}
     relative = [
         f"{name} {place}"
         for name, place in places.items()
@@ -50,7 +54,7 @@ def check_places(config: Config, bundle: str | None) -> None:
     if relative:
         raise InputError(
             f"a job on a cluster cannot use a path relative to where it was sent from: {', '.join(relative)}",
-            "give s3:// or an absolute path that every node has, for example with --input and --output",
+            "give s3:// or an absolute path that every node has, for example with --input, --output or --bundle",
         )
 
 

@@ -47,6 +47,12 @@ def test_relative_paths_are_all_named_and_others_pass() -> None:
     assert "s3://" in refused.value.remedy
 
 
+def test_what_writes_nothing_needs_the_output_only_to_find_its_bundle() -> None:
+    check_places(placed("/table", "out"), "/models/b", writes=False)
+    with pytest.raises(InputError, match=r"output\.path out\n"):
+        check_places(placed("/table", "out"), None, writes=False)
+
+
 def test_a_cluster_that_is_not_there_is_told_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "")
     with pytest.raises(InputError, match=r"no Ray cluster can be reached at http://127\.0\.0\.1:9") as refused:
