@@ -87,8 +87,9 @@ def commit_delta(
 
     `columns` are those inside the files; the partition columns come from the paths, as strings. A partition
     without files loses its rows. When exactly these files are there already nothing is written, and the version
-    is that of the run's commit. Columns may change when the partitions cover all rows. The caller holds the
-    lock on the output. Raises InputError, with nothing changed, and JobError when the commit fails.
+    is that of the run's commit. Columns may change when the partitions cover all rows; comments on them are written
+    when the table is defined, and are its owner's from then on. The caller holds the lock on the output. Raises
+    InputError, with nothing changed, and JobError when the commit fails.
     """
     plan = _plan(output, columns, partitions)
     strangers = sorted({file.partition for file in files} - set(partitions))
@@ -216,7 +217,7 @@ def _delta_fields(output: Location, columns: pa.Schema) -> list[pa.Field]:
     fields, faults = [], []
     for column in columns:
         try:
-            fields.append(pa.field(column.name, _delta_type(column.type)))
+            fields.append(pa.field(column.name, _delta_type(column.type), metadata=_comment(column)))
         except _LackingTypeError as error:
             faults.append(f"column {column.name} is {column.type}; use {error}")
     if faults:
@@ -225,6 +226,12 @@ def _delta_fields(output: Location, columns: pa.Schema) -> list[pa.Field]:
             "change the types in the job that writes the input table, or set output.format to parquet",
         )
     return fields
+
+
+def _comment(column: pa.Field) -> dict[str, str] | None:
+    """The column's meaning, where Delta keeps it. Nothing else: keys under `delta.` change how it is read."""
+    comment = (column.metadata or {}).get(b"comment")
+    return {"comment": comment.decode(errors="replace")} if comment else None
 
 
 def _delta_type(kind: pa.DataType) -> pa.DataType:

@@ -370,6 +370,48 @@ def test_new_columns_for_all_partitions_define_the_table_anew(output: Location):
     assert read(output, "ds") == {"2": [4]}
 
 
+def comments(output: Location) -> dict[str, str]:
+    return {field.name: field.metadata["comment"] for field in opened(output).schema().fields if field.metadata}
+
+
+COMMENTED = pa.schema(
+    [
+        pa.field(
+            "x",
+            pa.int64(),
+            metadata={"comment": "größer is 'better'", "PARQUET:field_id": "7", "delta.generationExpression": "1"},
+        )
+    ]
+)
+
+
+def test_comments_of_columns_stand_in_the_table(output: Location):
+    prepare_delta(output, COMMENTED, ["ds=1"])
+    commit_delta(output, COMMENTED, ["ds=1"], [write(output, "ds=1", [1], RUN_A)], RUN_A)
+    commit_delta(output, COMMENTED, ["ds=2"], [write(output, "ds=2", [2], RUN_B)], RUN_B)
+    assert comments(output) == {"x": "größer is 'better'"}
+    [x, ds] = opened(output).schema().fields
+    assert (x.metadata, ds.metadata) == ({"comment": "größer is 'better'"}, {}), "other keys may mean something"
+    assert read(output, "ds") == {"1": [1], "2": [2]}
+    opened(output).create_checkpoint()
+    assert comments(output) == {"x": "größer is 'better'"}
+
+
+def test_a_table_without_comments_goes_on_without_them(output: Location):
+    commit(output, {"ds=1": [1], "ds=2": [2]}, RUN_A)
+    prepare_delta(output, COMMENTED, ["ds=1"])
+    assert commit_delta(output, COMMENTED, ["ds=1"], [write(output, "ds=1", [10], RUN_B)], RUN_B) == 1
+    assert comments(output) == {}
+    assert read(output, "ds") == {"1": [10], "2": [2]}
+
+
+def test_comments_that_the_tables_owner_changed_stay(output: Location):
+    prepare_delta(output, COMMENTED, ["ds=1"])
+    opened(output).alter.set_column_metadata("x", {"comment": "ours"})
+    assert commit_delta(output, COMMENTED, ["ds=1"], [write(output, "ds=1", [1], RUN_A)], RUN_A) == 2
+    assert comments(output) == {"x": "ours"}
+
+
 def test_a_table_defined_anew_keeps_its_properties(output: Location):
     commit(output, {"ds=1": [1]}, RUN_A)
     opened(output).alter.set_table_properties({"delta.logRetentionDuration": "interval 5 days"})
