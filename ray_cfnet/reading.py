@@ -93,7 +93,8 @@ def sql(
 ) -> None:
     """Print SQL that defines views over an output: explanations, changes_long, rejects and runs.
 
-    changes_long has one row per changed feature: keys, feature, from_value, to_value. docs/report.md tells more.
+    changes_long has one row per changed feature: keys, option_number, feature, from_value, to_value.
+    docs/report.md tells more.
 
     Example: ray-cfnet sql out/loans --dialect duckdb > views.sql
     """

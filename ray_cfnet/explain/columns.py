@@ -22,29 +22,27 @@ _MEANINGS = {
     "pred_proba": "the model's probability of pred_label",
     "cf_valid": "is the generated counterfactual (cf_) predicted as the desired class?",
     "cf_proba": "probability of the desired class at the generated counterfactual (cf_)",
-    "fcf_valid": "is the feasible counterfactual (fcf_) predicted as the desired class? null: already_desired",
-    "fcf_proba": "probability of the desired class at the feasible counterfactual (fcf_); null unless row_status is ok",
-    "fcf_num_changed": "how many features differ between the row and fcf_; null unless row_status is ok",
-    "fcf_distance": "distance between the row and fcf_, 0 for none; null unless row_status is ok",
     **{f"reason_{number}": f"the change of fcf_ that matters most, number {number}" for number in range(1, 5)},
     "explanation": "the row's explanation as a sentence",
-    "row_status": "ok: fcf_ is there and valid; already_desired: nothing to change; no_feasible_cf: none was found",
+    "row_status": "ok: fcf_ is there and valid; already_desired: nothing to change; no_feasible_cf: none was found; "
+    "not_selected: a prediction alone",
     "model_id": "hash of the model bundle",
     "run_id": "hash of the run's plan: inputs, model, settings, columns",
-    "reject_reason": "why the row could not be scored: null, nan, infinite, unseen_category or out_of_domain",
+    "reject_reason": "why the row could not be scored: null, nan, infinite, unseen_category, out_of_domain or "
+    "breaks_rule",
     "reject_column": "the first feature at fault",
+}
+_OF_A_WAY = {
+    "valid": "is {way} predicted as the desired class? null: already_desired or not_selected",
+    "proba": "probability of the desired class at {way}; null {unless}",
+    "num_changed": "how many features differ between the row and {way}; null {unless}",
+    "distance": "distance between the row and {way}, 0 for none; null {unless}",
 }
 
 
-def _commented(field: pa.Field, feature: str | None = None) -> pa.Field:
-    """With its meaning as a comment, which Arrow readers show and `ray-cfnet sql` passes on."""
-    if feature is None:
-        meaning = _MEANINGS.get(field.name)
-    elif field.name.startswith("cf_"):
-        meaning = f"{feature} in the generated counterfactual, before any rule is applied"
-    else:
-        meaning = f"{feature} in the feasible counterfactual, which a person may be told; null unless row_status is ok"
-    return field.with_metadata({"comment": meaning}) if meaning else field
+def _commented(field: pa.Field, meaning: str) -> pa.Field:
+    """With its meaning as a comment, which Arrow and Delta readers show and `ray-cfnet sql` passes on."""
+    return field.with_metadata({"comment": meaning})
 
 
 def added_fields(schema: TableSchema, columns: pa.Schema, num_options: int = 1) -> list[pa.Field]:
@@ -55,7 +53,13 @@ def added_fields(schema: TableSchema, columns: pa.Schema, num_options: int = 1) 
     fields = [
         pa.field("pred_label", label_type),
         pa.field("pred_proba", pa.float32()),
-        *(pa.field(f"cf_{name}", types[name]) for name in schema.feature_names),
+        *(
+            _commented(
+                pa.field(f"cf_{name}", types[name]),
+                f"{name} in the generated counterfactual, before any rule is applied",
+            )
+            for name in schema.feature_names
+        ),
         pa.field("cf_valid", pa.bool_()),
         pa.field("cf_proba", pa.float32()),
         *(field for prefix in option_prefixes(num_options) for field in _feasible_fields(prefix, types)),
@@ -65,8 +69,7 @@ def added_fields(schema: TableSchema, columns: pa.Schema, num_options: int = 1) 
         pa.field("model_id", pa.string()),
         pa.field("run_id", pa.string()),
     ]
-    features = {f"{prefix}_{name}": name for name in schema.feature_names for prefix in ("cf", "fcf")}
-    return [_commented(field, features.get(field.name)) for field in fields]
+    return [field if field.metadata else _commented(field, _MEANINGS[field.name]) for field in fields]
 
 
 def option_prefixes(num_options: int) -> list[str]:
@@ -75,12 +78,15 @@ def option_prefixes(num_options: int) -> list[str]:
 
 
 def _feasible_fields(prefix: str, types: dict[str, pa.DataType]) -> Iterator[pa.Field]:
+    is_first = prefix == "fcf_"
+    way = f"the feasible counterfactual ({prefix})" if is_first else f"a further feasible counterfactual ({prefix})"
+    unless = "unless row_status is ok" if is_first else f"unless {prefix}valid"
     for name, arrow_type in types.items():
-        yield pa.field(f"{prefix}{name}", arrow_type)
-    yield pa.field(f"{prefix}valid", pa.bool_())
-    yield pa.field(f"{prefix}proba", pa.float32())
-    yield pa.field(f"{prefix}num_changed", pa.int32())
-    yield pa.field(f"{prefix}distance", pa.float32())
+        meaning = f"{name} in {way}, which a person may be told; null {unless}"
+        yield _commented(pa.field(f"{prefix}{name}", arrow_type), meaning)
+    kinds = {"valid": pa.bool_(), "proba": pa.float32(), "num_changed": pa.int32(), "distance": pa.float32()}
+    for name, arrow_type in kinds.items():
+        yield _commented(pa.field(f"{prefix}{name}", arrow_type), _OF_A_WAY[name].format(way=way, unless=unless))
 
 
 def output_schema(schema: TableSchema, columns: pa.Schema, num_options: int = 1) -> pa.Schema:
@@ -107,7 +113,7 @@ def output_schema(schema: TableSchema, columns: pa.Schema, num_options: int = 1)
 
 def rejects_schema(columns: pa.Schema) -> pa.Schema:
     """The rejected rows' original columns, why and where."""
-    return pa.schema([*columns, *(_commented(pa.field(name, pa.string())) for name in REJECT_COLUMNS)])
+    return pa.schema([*columns, *(_commented(pa.field(name, pa.string()), _MEANINGS[name]) for name in REJECT_COLUMNS)])
 
 
 def type_metadata(declared: pa.Schema) -> dict[str, bytes]:

@@ -4,6 +4,7 @@ Nothing is run here. Trino, Athena and BigQuery declare external tables first (`
 them; DuckDB and Spark read the files in the view itself.
 """
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 from ray_cfnet.cluster.ledger import REJECTS, RUNS
 from ray_cfnet.cluster.manifest import list_runs
 from ray_cfnet.errors import InputError
-from ray_cfnet.explain.columns import REJECT_COLUMNS, rejects_schema
+from ray_cfnet.explain.columns import REJECT_COLUMNS, option_prefixes, rejects_schema
 from ray_cfnet.report.dialects import Dialect, Tree, dialect_of
 from ray_cfnet.tables.delta import active_files, is_delta
 from ray_cfnet.tables.storage import Location
@@ -23,6 +24,7 @@ from ray_cfnet.tables.storage import Location
 DialectName = Literal["duckdb", "trino", "athena", "bigquery", "spark"]
 DIALECTS: tuple[str, ...] = get_args(DialectName)
 
+_COUNTED = re.compile(r"fcf\d*_num_changed")
 _RUN_COLUMNS = {
     "run_id": "text",
     "model_id": "text",
@@ -78,6 +80,12 @@ class OutputShape:
         return list(self.columns.names[: self.columns.names.index("pred_label")])
 
     @property
+    def options(self) -> list[str]:
+        """What the columns of each feasible counterfactual begin with, the nearest first."""
+        added = self.columns.names[len(self.passed_through) :]
+        return option_prefixes(sum(bool(_COUNTED.fullmatch(name)) for name in added))
+
+    @property
     def partition_columns(self) -> list[str]:
         return [level for level in self.levels if level]
 
@@ -108,33 +116,34 @@ def _view(sql: Dialect, name: str, query: str) -> str:
 
 def _explanations(shape: OutputShape, sql: Dialect) -> list[str]:
     if shape.is_delta:
-        return sql.delta_table("explanations", str(shape.output))
+        return [*sql.delta_table("explanations", str(shape.output)), *sql.comments("explanations", shape.columns)]
     tree = Tree(str(shape.output), shape.levels, shape.columns)
     return [*sql.parquet_table("explanations", tree), *sql.comments("explanations", shape.columns)]
 
 
 def _changes_long(shape: OutputShape, sql: Dialect) -> str:
-    """One SELECT a feature: every engine reads only that feature's columns, and `feature = 'x'` only one of them."""
-    kept = [*shape.keys, *shape.partition_columns, "run_id"]
-    selects = []
-    for name, kind in shape.features.items():
-        old, new = sql.name(name), sql.name(f"fcf_{name}")
-        numbers = [
-            f"CAST({side} AS {sql.number})" if kind == "continuous" else f"CAST(NULL AS {sql.number})"
-            for side in (old, new)
-        ]
-        chosen = [
-            *map(sql.name, kept),
-            f"{sql.text_value(name)} AS feature",
-            f"CAST({old} AS {sql.text}) AS from_value",
-            f"CAST({new} AS {sql.text}) AS to_value",
-            f"{numbers[0]} AS from_number",
-            f"{numbers[1]} AS to_number",
-        ]
-        selects.append(
-            f"SELECT {', '.join(chosen)}\nFROM {sql.name('explanations')}\nWHERE row_status = 'ok' AND {old} <> {new}"
-        )
-    return "\nUNION ALL\n".join(selects)
+    """One SELECT a feature and option: every engine reads only their columns, and of `feature = 'x'` only those."""
+    ways = enumerate(shape.options, start=1)
+    return "\nUNION ALL\n".join(
+        _changes(shape, sql, name, prefix, number) for number, prefix in ways for name in shape.features
+    )
+
+
+def _changes(shape: OutputShape, sql: Dialect, feature: str, prefix: str, number: int) -> str:
+    """A feature's changes in the ways of one option; without a way its column is null, and nothing differs from it."""
+    old, new = sql.name(feature), sql.name(f"{prefix}{feature}")
+    is_number = shape.features[feature] == "continuous"
+    chosen = [
+        *map(sql.name, [*shape.keys, *shape.partition_columns, "run_id"]),
+        f"{number} AS option_number",
+        f"{sql.text_value(feature)} AS feature",
+        f"CAST({old} AS {sql.text}) AS from_value",
+        f"CAST({new} AS {sql.text}) AS to_value",
+        f"CAST({old if is_number else 'NULL'} AS {sql.number}) AS from_number",
+        f"CAST({new if is_number else 'NULL'} AS {sql.number}) AS to_number",
+    ]
+    source = sql.name("explanations")
+    return f"SELECT {', '.join(chosen)}\nFROM {source}\nWHERE row_status = 'ok' AND {old} <> {new}"
 
 
 def _rejects(shape: OutputShape, sql: Dialect) -> list[str]:

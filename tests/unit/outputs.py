@@ -34,10 +34,11 @@ def explained_output(
     bundle: Bundle | None = None,
     output_format: str = "parquet",
     on_ray: bool = False,
+    **explain: Any,
 ) -> dict[str, Any]:
     """Adds each day's rows as a partition of a table below `directory` and explains them in one run.
 
-    Returns the run's manifest; the output is `directory / "out"`.
+    `explain`: settings of that section. Returns the run's manifest; the output is `directory / "out"`.
     """
     for day, rows in days.items():
         place = directory / "in" / f"ds={day}"
@@ -48,7 +49,7 @@ def explained_output(
             **CONFIG.model_dump(mode="json"),
             "output": {"path": str(directory / "out"), "format": output_format},
             "cluster": {"num_actors": 1},
-            "explain": {"max_reject_fraction": 1.0},
+            "explain": {"max_reject_fraction": 1.0, **explain},
         }
     )
     place = (bundle or telling_bundle()).save(Location.of(directory / "models"))

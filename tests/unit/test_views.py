@@ -1,5 +1,6 @@
 """The views run in DuckDB and say what the files say; the other engines' SQL parses and asks the same."""
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import sqlglot
 from sqlglot import exp
 
 from ray_cfnet.errors import InputError
+from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.report.dialects import dialect_of
 from ray_cfnet.report.views import DIALECTS, view_statements, write_views
+from ray_cfnet.tables.codec import encode
 from tests.unit.helpers import CONFIG, people
-from tests.unit.outputs import explained_output
+from tests.unit.outputs import explained_output, telling_bundle
 from tests.unit.test_report import replaced
 
 STRANGE = "a 'b' \"c\" `d` [e] *f?"
@@ -99,6 +102,47 @@ def test_comments_reach_the_engine(connection: Any) -> None:
     )
     assert found["pred_label"] == "the predicted class"
     assert "income" in found["fcf_income"]
+
+
+def test_further_options_and_rows_left_out_are_told_apart(tmp_path: Path) -> None:
+    earlier = explained_output(tmp_path, {"2026-11-13": people(300, seed=3)})
+    manifest = tmp_path / "out" / "_runs" / earlier["run_id"] / "manifest.json"
+    # A night apart: within the same second their order would be that of their ids.
+    manifest.write_text(json.dumps({**earlier, "finished_at": "2000-01-01T04:20:00+00:00"}))
+    bundle = telling_bundle()
+    bundle.reference = Explainer(bundle, None).reference(encode(people(1000, seed=5), bundle.schema)[0])
+    explained_output(tmp_path, {"2026-11-14": people(700, seed=4)}, bundle, num_options=2, only="pred_label=0")
+    connection = duckdb.connect()
+    for statement in view_statements(str(tmp_path / "out"), "duckdb"):
+        connection.execute(statement)
+    rows = pa.concat_tables(
+        [pq.read_table(file, partitioning=None) for file in sorted((tmp_path / "out").glob("ds=*/*.parquet"))],
+        promote_options="default",
+    ).to_pylist()
+    changes = Counter(
+        (row["run_id"], row["id"], number, name, str(row[name]), str(row[f"{prefix}{name}"]))
+        for number, prefix in ((1, "fcf_"), (2, "fcf2_"))
+        for row in rows
+        if row[f"{prefix}valid"]
+        for name in CONFIG.table.features
+        if row[name] != row[f"{prefix}{name}"]
+    )
+    asked = "SELECT run_id, id, option_number, feature, from_value, to_value FROM changes_long"
+    assert Counter(connection.execute(asked).fetchall()) == changes
+    totals = "SELECT sum(fcf_num_changed), sum(fcf2_num_changed) FROM explanations"
+    counted = "SELECT count(*) FILTER (option_number = 1), count(*) FILTER (option_number = 2) FROM changes_long"
+    [first, second] = connection.execute(counted).fetchone()
+    assert connection.execute(totals).fetchone() == (first, second)
+    assert second > 0
+    left_out = "FROM explanations WHERE row_status = 'not_selected'"
+    assert connection.execute(f"SELECT count(*) > 0, bool_and(pred_label = 1) {left_out}").fetchone() == (True, True)
+    told = ("cf_income", "fcf_income", "fcf2_income", "fcf_valid", "fcf_distance", "explanation")
+    counts = ", ".join(f"count({name})" for name in told)
+    assert connection.execute(f"SELECT {counts} {left_out}").fetchone() == (0,) * len(told)
+    asked = f"SELECT count(*) FROM changes_long SEMI JOIN (SELECT id, run_id {left_out}) USING (id, run_id)"
+    assert connection.execute(asked).fetchone() == (0,)
+    commented = "FROM duckdb_columns() WHERE table_name = 'explanations' AND column_name LIKE 'fcf2%'"
+    assert connection.execute(f"SELECT count(*), count(comment) {commented}").fetchone() == (10, 10)
 
 
 def test_without_rejects_the_view_is_there_and_empty(tmp_path: Path) -> None:
