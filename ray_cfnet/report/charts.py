@@ -28,6 +28,7 @@ _CONFIG = {
         "labelFontSize": 13,
         "titleFontSize": 13,
         "titleFontWeight": "normal",
+        "titlePadding": 10,  # the browser's letters may be wider than those measured here
         "labelLimit": 150,
     },
     "legend": {

@@ -89,6 +89,17 @@ def test_search_leaves_the_samples_that_have_every_word(opened: Page) -> None:
     assert not any(sample.is_visible() for sample in samples.all())
 
 
+def test_search_finds_words_of_the_sentences(opened: Page) -> None:
+    samples = opened.locator(".samples > li")
+    sentences = [sample.locator("p").first.inner_text() for sample in samples.all()]
+    for words in ("To get change housing", "no way found"):
+        opened.get_by_role("searchbox").fill(words)
+        shown = [sample.locator("p").first.inner_text() for sample in samples.all() if sample.is_visible()]
+        wanted = [one for one in sentences if all(word in one.lower() for word in words.lower().split())]
+        assert 0 < len(wanted) < 20
+        assert shown == wanted
+
+
 def background(page: Page) -> str:
     return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
 

@@ -154,6 +154,38 @@ def test_samples_are_rows_in_need_and_the_same_each_time(rows: RunRows, written:
         assert (told in changed) if sample["has_way"] else told == {}
 
 
+def test_samples_say_the_sentence_of_their_row(rows: RunRows, written: list[dict[str, Any]]) -> None:
+    sentences = defaultdict(set)
+    for row in written:
+        sentences[f"id {row['id']}"].add(row["explanation"])
+        if row["row_status"] == "ok":
+            reasons = [row[f"reason_{number}"] for number in range(1, 5)]
+            assert len(list(filter(None, reasons))) == min(row["fcf_num_changed"], 4)
+    samples = figures.sample_figures(rows, 40)
+    assert all(sample["explanation"] in sentences[sample["key"]] for sample in samples)
+    assert {sample["explanation"][:6] for sample in samples} == {"To get", "No way"}
+
+
+def test_a_row_without_a_way_says_so_once(tmp_path: Path) -> None:
+    plain = "No change within the rules was found"
+    for words, in_words, in_plain in ((True, True, False), (False, False, True)):
+        directory = tmp_path / str(words)
+        explained_output(directory, {"2026-11-14": people(200, seed=1)}, words=words)
+        page = Path(write_report(str(directory / "out"))).read_text()
+        assert (": change" in page, ("No way to" in page), plain in page) == (in_words, in_words, in_plain)
+        assert "None" not in page
+
+
+def test_rows_that_were_not_selected_are_not_called_explained(tmp_path: Path) -> None:
+    run = explained_output(tmp_path, {"2026-11-14": people(300, seed=1)}, only="pred_label=0")
+    left_out = run["row_status"]["not_selected"]
+    page = Path(write_report(str(tmp_path / "out"))).read_text()
+    assert 0 < left_out < 300
+    assert "300 rows in = 300 scored + 0 rejected" in page
+    assert f"{left_out} of them were not selected and have a prediction alone" in page
+    assert f"<b>{300 - left_out}</b><span>rows explained, of 300 scored</span>" in page
+
+
 def test_the_page_stands_alone_and_tells_the_run(made: tuple[Path, dict[str, Any]]) -> None:
     output, manifest = made
     place = write_report(str(output), manifest["run_id"][:6], segments=["gender"])
@@ -208,6 +240,15 @@ def test_a_run_of_an_earlier_version_is_told_from_its_columns(tmp_path: Path) ->
     assert "What changes most?" in page
     with open_rows(Location.of(tmp_path / "out"), old) as rows:
         assert rows.features == {name: feature.kind for name, feature in CONFIG.table.features.items()}
+
+
+def test_a_class_is_written_as_it_is(tmp_path: Path) -> None:
+    for night in (1, 2):
+        run = explained_output(tmp_path, {f"2026-11-{night}": people(60, seed=night)})
+        named = {"table": {**run["table"], "desired": ">50K"}, "predicted": {">50K": 40, "<=50K": 20}}
+        told = json.dumps({**run, **named, "finished_at": f"2026-11-0{night}T04:20:00+00:00"})
+        (tmp_path / "out" / "_runs" / run["run_id"] / "manifest.json").write_text(told)
+    assert "<h3>Rows predicted as &gt;50K</h3>" in Path(write_report(str(tmp_path / "out"))).read_text()
 
 
 def test_wrong_questions_are_named(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
