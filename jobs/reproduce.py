@@ -64,7 +64,7 @@ def markdown(runs: list[dict[str, Any]]) -> str:
         same = [run for run in runs if (run["dataset"], run["variant"], run["epochs"]) == key]
         cells = []
         for column in COLUMNS:
-            values = [run[column] for run in same if run[column] is not None]
+            values = [run[column] for run in same if run.get(column) is not None]
             cells.append(f"{mean(values):.3f}" if values else "-")
         seeds = ", ".join(str(run["seed"]) for run in same)
         lines.append(f"| {key[0]} | {key[1]} | {seeds} | {key[2]} | {' | '.join(cells)} |")
