@@ -219,6 +219,9 @@ def test_files_tell_meanings_and_statistics_and_have_groups_that_engines_like(tm
         assert all(column.statistics.has_min_max for column in columns.values())
         assert columns["housing"].has_dictionary_page
         assert columns["fcf_grade"].has_dictionary_page
+    as_stored = pq.read_table(file, partitioning=None, columns=["fcf_housing"], read_dictionary=["fcf_housing"])
+    for chunk in as_stored.column("fcf_housing").chunks:
+        assert chunk.dictionary.to_pylist() == sorted(chunk.dictionary.to_pylist())
     written = pq.read_table(file, partitioning=None)
     whole = pa.concat_tables([pq.read_table(one, partitioning=None) for one in sorted(place.glob("*.parquet"))])
     assert written.select(whole.column_names).equals(whole)
