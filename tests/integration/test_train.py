@@ -163,8 +163,8 @@ def _two_column_config(directory: Path, table: pa.Table, *overrides: str) -> Any
 
 
 @pytest.mark.data
-def test_adult_reaches_the_papers_quality_in_thirty_epochs(real_data: Path, tmp_path: Path) -> None:
-    overrides = [f"table.path={real_data}/adult.parquet", f"output.path={tmp_path}", "training.epochs=30"]
+def test_adult_reaches_the_papers_quality_in_fifteen_epochs(real_data: Path, tmp_path: Path) -> None:
+    overrides = [f"table.path={real_data}/adult.parquet", f"output.path={tmp_path}", "training.epochs=15"]
     config = load_config(CONF / "adult.yaml", overrides)
     result = run_train(config, QUIET)
     metrics = run_evaluate(config, result["bundle"], "test")
