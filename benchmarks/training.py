@@ -11,6 +11,7 @@ memory   peak RSS of a streaming worker on all rows / on a quarter of them (<= 1
 import argparse
 import json
 import os
+import shutil
 import statistics
 import threading
 import time
@@ -132,6 +133,7 @@ def loop_ratio(work: Path) -> dict[str, float]:
 def rows_per_s(work: Path, rows: int, *overrides: str, batch_size: int = 4096) -> float:
     sizes = [f"table.sample.rows={rows}", f"training.batch_size={batch_size}", "training.epochs=4"]
     speeds: list[float] = []
+    shutil.rmtree(work / "out", ignore_errors=True)  # a run that was stopped would go on, and tell other epochs
     run_train(config_of(work, *sizes, *overrides), lambda metrics: speeds.append(metrics["rows_per_s"]))
     return statistics.median(speeds[1:])
 
