@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ray_cfnet.cluster.evaluate import evaluate
@@ -32,12 +33,13 @@ from ray_cfnet.due import (
     drift,
     due_partitions,
     fingerprints,
+    is_chosen,
     newest_first,
     pooled,
     retrain_reasons,
     standings,
 )
-from ray_cfnet.errors import RayCfnetError, StoppedError
+from ray_cfnet.errors import InputError, RayCfnetError, StoppedError
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.model.gate import figures
 from ray_cfnet.model.store import MODELS, Record, read_history, resolve_bundle
@@ -99,9 +101,11 @@ class _Night:
         self.place = resolve_bundle(store)
         self.bundle, history = Bundle.load(self.place), read_history(store)
         self.model = _age(self.bundle.id, history)
-        self.source = open_source(self.config.table.path)
+        unreadable: dict[str, InputError] = {}
+        self.source = open_source(self.config.table.path, unreadable)
         self.standing = standings(known_runs(self.output))
         self.files = fingerprints(self.source)
+        self._leave_out(unreadable)
         # Delta keeps files on disk that its newest version no longer has.
         is_delta = self.config.output.format == "delta"
         present = set(active_files(self.output)) if is_delta else {file.path for file in self.output.files()}
@@ -118,6 +122,14 @@ class _Night:
         if self.retrain["due"] and self.config.nightly.retrain:
             self._train(history)
 
+    def _leave_out(self, unreadable: dict[str, InputError]) -> None:
+        """A partition with a broken file is not due without it; one that nobody asked for is nobody's concern."""
+        for path, error in unreadable.items():
+            partition = path.rpartition("/")[0]
+            self.files.pop(partition, None)
+            if is_chosen(partition, self.choice, self.config.nightly.partition):
+                self._fail(partition, error)
+
     def _try(self, step: Callable[[str], None], partition: str) -> None:
         """One partition's failure is told and stays its own."""
         try:
@@ -125,9 +137,12 @@ class _Night:
         except StoppedError:
             raise
         except RayCfnetError as error:
-            self.failed.append({"partition": partition, "error": str(error)})
-            self.errors.append(f"{partition or 'the table'}: {error}")
-            self.say(f"failed: {self.errors[-1]}")
+            self._fail(partition, error)
+
+    def _fail(self, partition: str, error: RayCfnetError) -> None:
+        self.failed.append({"partition": partition, "error": str(error)})
+        self.errors.append(f"{partition or 'the table'}: {error}")
+        self.say(f"failed: {self.errors[-1]}")
 
     def _of_this_model(self) -> list[str]:
         """The partitions that the bundle in use explained, newest first."""
@@ -159,7 +174,7 @@ class _Night:
     def _evaluate(self, partition: str) -> None:
         """Once a run: labels can only arrive by a change of the files, and then the partition is explained again."""
         place = self._evaluation(partition)
-        if place.exists() or self._run(partition).read != self.files[partition]:
+        if place.exists() or self._run(partition).read != self.files.get(partition):
             return
         source = self._part(partition)
         record = {"partition": partition, "model_id": self.bundle.id, "at": now(), "labelled": 0, "figures": {}}
@@ -183,17 +198,27 @@ class _Night:
         self.retrain = {"due": bool(reasons), "reasons": reasons, "done": None}
 
     def _report(self) -> None:
-        """A page for each of tonight's runs; a night without one is a night all the same."""
+        """A page for each of tonight's runs, and of late ones that a stopped night has left without.
+
+        A night without pages is a night all the same.
+        """
         try:
-            from ray_cfnet.report.page import write_report  # its packages are an extra
+            from ray_cfnet.report.page import REPORTS, write_report  # its packages are an extra
         except ImportError:
             self.say("no reports: pip install 'ray-cfnet[report]'")
             return
-        for entry in self.done:
+        tonight = {entry["run_id"]: entry for entry in self.done}
+        missed = [self._run(name).run_id for name in self._of_this_model()[: self.config.nightly.window]]
+        for run_id in dict.fromkeys([*tonight, *missed]):
+            if run_id not in tonight and (self.output / REPORTS / f"{run_id}.html").exists():
+                continue
             try:
-                entry["report"] = write_report(self.config.output.path, entry["run_id"])
+                page = write_report(self.config.output.path, run_id)
             except RayCfnetError as error:
-                self.errors.append(f"report of {entry['partition'] or 'the table'}: {error}")
+                self.errors.append(f"report of run {run_id}: {error}")
+                continue
+            if run_id in tonight:
+                tonight[run_id]["report"] = page
 
     def _train(self, history: list[Record]) -> None:
         if history and _days_since(history[-1].at) < self.config.nightly.retrain_wait_days:
@@ -252,7 +277,10 @@ def _num_labels(source: Source, target: str) -> int:
     for file in source.files:
         if target in file.schema.names:
             place = source.root / file.found.path
-            with pq.ParquetFile(place.path, filesystem=place.fs) as parquet:
-                batches = parquet.iter_batches(columns=[target])
-                labelled += sum(batch.num_rows - batch.column(0).null_count for batch in batches)
+            try:
+                with pq.ParquetFile(place.path, filesystem=place.fs) as parquet:
+                    batches = parquet.iter_batches(columns=[target])
+                    labelled += sum(batch.num_rows - batch.column(0).null_count for batch in batches)
+            except (pa.ArrowException, OSError) as error:
+                raise InputError(f"{place}: cannot be read ({error})", "the next night tries it again") from None
     return labelled

@@ -139,8 +139,12 @@ def _pieces(files: list[SourceFile], unit_rows: int) -> Iterator[Piece]:
             yield Piece(file.found.path, tuple(groups), first_row, rows)
 
 
-def open_source(path: str) -> Source:
-    """Lists a table's files and reads their footers. Raises InputError that names the file at fault."""
+def open_source(path: str, unreadable: dict[str, InputError] | None = None) -> Source:
+    """Lists a table's files and reads their footers. Raises InputError that names the file at fault.
+
+    With `unreadable`, files whose footer cannot be read are left out and put there by path: the caller must see to it
+    that their partitions are not taken for whole.
+    """
     root = Location.of(path)
     if not root.exists():
         raise InputError(f"{root}: no such file or directory", "check table.path, or pass --input PATH")
@@ -156,7 +160,13 @@ def open_source(path: str) -> Source:
     with ThreadPoolExecutor(_FOOTER_THREADS) as threads:
         footers = list(threads.map(lambda file: _footer(root / file.path), found))
     files, first_row = [], 0
-    for file, (rows, schema) in zip(found, footers, strict=True):
+    for file, footer in zip(found, footers, strict=True):
+        if isinstance(footer, InputError):
+            if unreadable is None:
+                raise footer
+            unreadable[file.path] = footer
+            continue
+        rows, schema = footer
         files.append(SourceFile(file, rows, schema, first_row))
         first_row += sum(rows)
     if first_row == 0:
@@ -164,7 +174,7 @@ def open_source(path: str) -> Source:
     return Source(root, tuple(files), is_file)
 
 
-def _footer(file: Location) -> tuple[tuple[int, ...], pa.Schema]:
+def _footer(file: Location) -> tuple[tuple[int, ...], pa.Schema] | InputError:
     """Rows of each row group, and the columns as their writer saw them (time zones, dictionaries, ...)."""
     try:
         with pq.ParquetFile(file.path, filesystem=file.fs) as parquet:
@@ -173,9 +183,7 @@ def _footer(file: Location) -> tuple[tuple[int, ...], pa.Schema]:
             return rows, parquet.schema_arrow.remove_metadata()
     except (pa.ArrowInvalid, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(
-            f"{file}: not a readable Parquet file ({reason})", "write the file again, or remove it"
-        ) from None
+        return InputError(f"{file}: not a readable Parquet file ({reason})", "write the file again, or remove it")
 
 
 def read_unit(

@@ -110,6 +110,26 @@ def test_a_partition_that_fails_stops_no_other_and_is_due_until_it_is_mended(nig
     assert (mended["state"], partitions(mended)) == ("ok", [(DAYS[2], "new")])
 
 
+def test_a_file_cut_short_fails_its_partition_alone_and_beyond_until_it_is_nobodys_concern(nights: Nights) -> None:
+    [file] = (nights.table / DAYS[2]).glob("*.parquet")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])  # still being written
+    before = nights.run(until="2026-11-13")
+    assert (before["state"], partitions(before)) == ("ok", [(DAYS[0], "new")])
+    status = nights.run()
+    assert (status["state"], partitions(status)) == ("failed", [(DAYS[1], "new")])
+    assert [entry["partition"] for entry in status["failed"]] == [DAYS[2]]
+    assert "not a readable Parquet file" in status["errors"][0]
+    assert not (nights.output / DAYS[2]).exists()
+    pages = {Path(entry["report"]) for entry in [*before["done"], *status["done"]]}
+    for page in pages:  # as if those nights had been stopped before
+        page.unlink()
+    file.write_bytes(whole)
+    mended = nights.run()
+    assert (mended["state"], partitions(mended)) == ("ok", [(DAYS[2], "new")])
+    assert all(page.exists() for page in pages)
+
+
 def test_a_stopped_night_begins_nothing_more_and_the_next_goes_on(nights: Nights) -> None:
     def stop_us(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
