@@ -62,11 +62,10 @@ def _one_below_the_other(console: Console, row: dict[str, Any]) -> None:
 def _closing(row: dict[str, Any]) -> list[str]:
     lines = [f"no rules shown: {row['rules_problem']}"] if row["rules_problem"] else []
     if not row["rejected"]:
-        way = "" if row["fcf_proba"] is None else f"{row['fcf_proba']:.0%} after the changes, "
-        lines += [
-            f"probability of the desired class: {way}{row['cf_proba']:.0%} at the generated cf",
-            f"row_status {row['row_status']}, model {row['model_id']}, run {row['run_id']}",
-        ]
+        if row["cf_proba"] is not None:  # of rows that were not selected nothing but the prediction is known
+            way = "" if row["fcf_proba"] is None else f"{row['fcf_proba']:.0%} after the changes, "
+            lines.append(f"probability of the desired class: {way}{row['cf_proba']:.0%} at the generated cf")
+        lines.append(f"row_status {row['row_status']}, model {row['model_id']}, run {row['run_id']}")
     if row["also_in"]:
         lines.append(f"also in {', '.join(row['also_in'])} (--partition shows it)")
     return lines

@@ -124,6 +124,9 @@ class Explainer:
         desired = self.wanted(found.predicted)
         numbers, codes = self._inference.generate(rows, seen)
         from_unit(_numpy(numbers).T, self.schema, out=found.cf.values)
+        if self.net.gated:  # what is kept is kept as it is, also off the grid and outside the training range
+            kept = _numpy(numbers == rows.continuous.T).T
+            np.copyto(found.cf.values, found.rows.values, where=kept)
         for column, category in enumerate(codes):
             found.cf.codes[:, column] = _numpy(category)
         self._prove(found.cf, desired, found.cf_valid, found.cf_probability)

@@ -27,6 +27,9 @@ from ray_cfnet.tables.constraints import linked_groups, project_number
 from ray_cfnet.tables.schema import TableSchema
 from ray_cfnet.tables.usual import Bins, Usual
 
+_HAIR = 1e-5
+"""Of a lead, in logits: a hundred times what the order of float32 sums changes, and 0.0000025 of a probability."""
+
 _SHRINKING_TRIALS = 4
 """Of a number's way back: three halvings, and then, as the lead is piecewise linear, where a line would meet zero."""
 
@@ -64,8 +67,11 @@ class Refiner:
 
 
 def least_lead(margin: float) -> float:
-    """A margin of the desired class as a difference of logits."""
-    return math.log((0.5 + margin) / (0.5 - margin))
+    """A margin of the desired class as a difference of logits, and a hair more.
+
+    Sums in another order, of another batch or machine, must not turn an answer that was given.
+    """
+    return math.log((0.5 + margin) / (0.5 - margin)) + _HAIR
 
 
 class _Trial:
@@ -212,7 +218,9 @@ class _Trial:
         if self.num_numbers:
             self.kept[self.tied] = False  # these keep the candidate's values
             room = self.lead / (self.lead - self.lead_without[: self.num_numbers]) * self.moves.abs()
-            room = torch.where(self.kept[: self.num_numbers] & (self.lead > 0), room, 0.0)
+            # What is not needed to lead is kept because it is usual.
+            needed = self.kept[: self.num_numbers] & (self.lead_without[: self.num_numbers] <= 0)
+            room = torch.where(needed & (self.lead > 0), room, 0.0)
             shrinks = torch.where(room.amax(dim=0) > 0, likeliest(room), -1)
             self._shrink([(shrinks == column).nonzero()[:, 0] for column in range(self.num_numbers)], result)
         return result

@@ -16,7 +16,7 @@ from ray_cfnet.model.net import Rows
 from ray_cfnet.model.reference import Reference
 from ray_cfnet.tables.codec import CodeArray, Encoded, Mask, from_unit, to_unit
 from ray_cfnet.tables.constraints import project
-from ray_cfnet.tables.schema import FloatArray, TableSchema
+from ray_cfnet.tables.schema import FloatArray, TableSchema, permitted_changes
 
 _ROWS_AT_ONCE = 64
 _CLIMBING_ROUNDS = 24
@@ -116,7 +116,9 @@ class Repairer:
             trials = [Encoded(from_unit(units.astype(np.float32), self.schema), now.codes)]
             for column, (start, category) in enumerate(zip(starts, self.schema.categorical, strict=True)):
                 codes = now.codes.copy()
-                codes[:, column] = gains[:, start : start + len(category.categories)].argmax(axis=1)
+                gain_of = gains[:, start : start + len(category.categories)]
+                permitted = permitted_changes(category)[rows.codes[:, column]]
+                codes[:, column] = np.where(permitted, gain_of, -np.inf).argmax(axis=1)
                 trials.append(Encoded(now.values, codes))
             improved, searching = np.zeros(num_rows, dtype=bool), leads <= 0
             for trial in trials:

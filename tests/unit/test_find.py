@@ -48,6 +48,16 @@ def a_row(loans: LoansOutput, status: str) -> dict[str, Any]:
     return next(row for row in loans.rows if row["row_status"] == status)
 
 
+def test_a_row_that_was_not_selected_is_printed_with_its_prediction_alone(loans: LoansOutput) -> None:
+    row = found(loans.output, str(a_row(loans, "ok")["application_id"]))
+    unknown = {"row_status": "not_selected", "cf_proba": None, "fcf_proba": None, "explanation": None, "reasons": []}
+    features = [{**feature, "fcf": None, "cf": None, "changed": False} for feature in row["features"]]
+    for width in (60, 120):
+        text = printed({**row, **unknown, "features": features}, width)
+        assert "row_status not_selected" in " ".join(text.split())
+        assert "probability of the desired class" not in text
+
+
 @pytest.mark.parametrize("status", ["ok", "already_desired", "no_feasible_cf"])
 def test_a_row_is_told_as_it_stands_in_the_file(loans: LoansOutput, status: str) -> None:
     row = a_row(loans, status)

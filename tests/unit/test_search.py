@@ -144,8 +144,12 @@ def test_a_class_that_is_none_is_refused(only: str) -> None:
         Explainer(with_random_generator(0), None, Explain(only=only))
 
 
-def test_plausible_answers_are_no_rarer_than_asked_or_than_their_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refine, "_SHRINKING_TRIALS", 0)  # what lies between two usual values may be rare
+@pytest.mark.parametrize("shrinks", [False, True])
+def test_plausible_answers_are_no_rarer_than_asked_or_than_their_candidate(
+    shrinks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not shrinks:
+        monkeypatch.setattr(refine, "_SHRINKING_TRIALS", 0)
     bundle = with_random_generator(1)
     assert bundle.reference is not None
     usual = bundle.reference.usual
@@ -160,7 +164,7 @@ def test_plausible_answers_are_no_rarer_than_asked_or_than_their_candidate(monke
     own = usual.log_probability(usual.bins(few.rows.take(told)))
     least = np.minimum(np.minimum(likely(candidates), own), usual.limit(0.3))
     enough = [(likely(found) >= least - 1e-4).mean() for found in (few, plausible)]
-    assert enough[1] == 1.0
+    assert enough[1] >= (0.8 if shrinks else 1.0), "what lies between two usual values may be rare"
     assert enough[1] > enough[0]
     assert (likely(few) < least).any(), "nothing to steer: the test shows nothing"
     assert likely(plausible).mean() > likely(few).mean()
@@ -231,7 +235,9 @@ def test_a_gated_generator_keeps_what_its_gates_keep(switches: dict) -> None:
     net = make_net(SCHEMA, model).eval()
     bundle = Bundle(net, SCHEMA, Settings.of(CONFIG), {})
     explainer = Explainer(bundle, None)
-    found = explainer.explain(encode(people(500), SCHEMA)[0])
+    given = encode(people(500), SCHEMA)[0]
+    given.values[::3] += 1_000.123  # off the grid, and outside the training range
+    found = explainer.explain(given)
     rows = explainer._tensors(found.rows)
     with torch.no_grad():
         z = net.encode(rows)
@@ -243,7 +249,7 @@ def test_a_gated_generator_keeps_what_its_gates_keep(switches: dict) -> None:
     assert gates.any()
     np.testing.assert_array_equal(hard.codes.numpy(), found.cf.codes)
     kept = ~gates[:, :count].numpy()
-    np.testing.assert_allclose(found.cf.values[kept], found.rows.values[kept])
+    np.testing.assert_array_equal(found.cf.values[kept], found.rows.values[kept])
     assert (found.cf.codes == found.rows.codes)[~gates[:, count:].numpy()].all()
     soft = net.gates(raw)
     assert soft is not None
