@@ -27,6 +27,8 @@ SPARE_CPU = 1 / 16
 0.0001 and workers by dividing floats; of 1/16 both are exact."""
 BLOCKS_AHEAD = 4
 """Encoded units that a streaming worker lets Ray hold for it: one is read, the others are on their way."""
+LEAST_AHEAD = 2**28
+"""Bytes; with less Ray, which expects 128 MiB of every task, starts one only when nothing else is left."""
 UNITS_PER_WORKER = 8
 """Units of a streaming worker, at least, so that shares are about equal."""
 
@@ -189,7 +191,9 @@ class EncodedTable:
         # Without a limit Ray encodes ahead until its store is full, and a worker maps all that it has ever read there.
         largest = max((unit.num_rows for unit in units), default=0) * self._row_bytes
         options = dataset.context.execution_options
-        options.resource_limits = options.resource_limits.copy(object_store_memory=BLOCKS_AHEAD * largest)
+        options.resource_limits = options.resource_limits.copy(
+            object_store_memory=max(BLOCKS_AHEAD * largest, LEAST_AHEAD)
+        )
         return dataset
 
     @property
