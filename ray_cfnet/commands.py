@@ -65,7 +65,7 @@ def run_train(config: Config, on_epoch: OnEpoch) -> dict[str, Any]:
 def run_explain(config: Config, bundle: str | None, partition: str | None, on_unit: OnUnit) -> dict[str, Any]:
     """Explains a table, or one partition of it: run_id, model_id, row counts, seconds, output."""
     check_job(config, bundle)
-    source = open_source(config.table.path)
+    source = open_source(config.table.path, in_parts=True)
     if partition is not None:
         source = source.within(partition)
     place = _bundle_place(config, bundle)  # once: a promotion meanwhile does not touch this run

@@ -42,7 +42,7 @@ class Standing:
 def fingerprints(source: Source) -> dict[str, Fingerprint]:
     """Each partition of a table as it is now."""
     files: dict[str, set[tuple[str, int, int]]] = {partition: set() for partition in source.partitions}
-    for file in source.files:
+    for file in source.all_files:
         files[file.partition].add((file.found.path, file.found.size, file.found.modified_ns))
     return {partition: (str(source.root), frozenset(found)) for partition, found in files.items()}
 
@@ -81,7 +81,7 @@ def due_partitions(
     """
     due = {}
     for partition in newest_first(now, whole.nightly.partition):
-        if not is_chosen(partition, choice, whole.nightly.partition):
+        if not _within(partition, choice, whole.nightly.partition):
             continue
         before = standing.get(partition)
         if before is None:
@@ -114,8 +114,7 @@ def _value(partition: str, key: str) -> str | None:
     return dict(part.partition("=")[::2] for part in partition.split("/")).get(key)
 
 
-def is_chosen(partition: str, choice: Choice, key: str) -> bool:
-    """Whether a partition lies between --since and --until."""
+def _within(partition: str, choice: Choice, key: str) -> bool:
     if choice.since is None and choice.until is None:
         return True
     value = _value(partition, key)

@@ -33,7 +33,6 @@ from ray_cfnet.due import (
     drift,
     due_partitions,
     fingerprints,
-    is_chosen,
     newest_first,
     pooled,
     retrain_reasons,
@@ -101,11 +100,9 @@ class _Night:
         self.place = resolve_bundle(store)
         self.bundle, history = Bundle.load(self.place), read_history(store)
         self.model = _age(self.bundle.id, history)
-        unreadable: dict[str, InputError] = {}
-        self.source = open_source(self.config.table.path, unreadable)
+        self.source = open_source(self.config.table.path, in_parts=True)
         self.standing = standings(known_runs(self.output))
         self.files = fingerprints(self.source)
-        self._leave_out(unreadable)
         # Delta keeps files on disk that its newest version no longer has.
         is_delta = self.config.output.format == "delta"
         present = set(active_files(self.output)) if is_delta else {file.path for file in self.output.files()}
@@ -122,14 +119,6 @@ class _Night:
         if self.retrain["due"] and self.config.nightly.retrain:
             self._train(history)
 
-    def _leave_out(self, unreadable: dict[str, InputError]) -> None:
-        """A partition with a broken file is not due without it; one that nobody asked for is nobody's concern."""
-        for path, error in unreadable.items():
-            partition = path.rpartition("/")[0]
-            self.files.pop(partition, None)
-            if is_chosen(partition, self.choice, self.config.nightly.partition):
-                self._fail(partition, error)
-
     def _try(self, step: Callable[[str], None], partition: str) -> None:
         """One partition's failure is told and stays its own."""
         try:
@@ -137,12 +126,9 @@ class _Night:
         except StoppedError:
             raise
         except RayCfnetError as error:
-            self._fail(partition, error)
-
-    def _fail(self, partition: str, error: RayCfnetError) -> None:
-        self.failed.append({"partition": partition, "error": str(error)})
-        self.errors.append(f"{partition or 'the table'}: {error}")
-        self.say(f"failed: {self.errors[-1]}")
+            self.failed.append({"partition": partition, "error": str(error)})
+            self.errors.append(f"{partition or 'the table'}: {error}")
+            self.say(f"failed: {self.errors[-1]}")
 
     def _of_this_model(self) -> list[str]:
         """The partitions that the bundle in use explained, newest first."""
@@ -174,7 +160,7 @@ class _Night:
     def _evaluate(self, partition: str) -> None:
         """Once a run: labels can only arrive by a change of the files, and then the partition is explained again."""
         place = self._evaluation(partition)
-        if place.exists() or self._run(partition).read != self.files.get(partition):
+        if place.exists() or self._run(partition).read != self.files[partition]:
             return
         source = self._part(partition)
         record = {"partition": partition, "model_id": self.bundle.id, "at": now(), "labelled": 0, "figures": {}}

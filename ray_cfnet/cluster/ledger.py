@@ -32,7 +32,7 @@ _MOST_CHANGED = 10
 def run_id(source: Source, model_id: str, settings: dict[str, Any], output: pa.Schema) -> str:
     """The plan's fingerprint: the same inputs, model, settings and columns are the same run."""
     plan = {
-        "inputs": [(file.found.path, file.found.size, file.found.modified_ns) for file in source.files],
+        "inputs": [(file.found.path, file.found.size, file.found.modified_ns) for file in source.all_files],
         "root": str(source.root),
         "model_id": model_id,
         "settings": settings,

@@ -53,7 +53,7 @@ def make_manifest(
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "submission_id": submission_id(),
         "input": str(source.root),
-        "inputs": [asdict(file.found) for file in source.files],
+        "inputs": [asdict(file.found) for file in source.all_files],
         "table": _described(bundle, whole.explain),
         "output": str(run.output),
         "format": whole.output.format,

@@ -344,6 +344,9 @@ class _Job:
             self.done[record.partition].append(record)
             log_unit(self.run.run_id, record, False)
             self.on_unit(record, len(units), False)
+        for number, file in enumerate(self.source.unreadable, start=len(units)):
+            self.failed.append(FailedUnit(number, file.partition, str(file.error)))
+            log_failure(self.run.run_id, self.failed[-1])
         for partition in self.source.partitions:
             self._commit_if_complete(partition)
         finished = {record.number for record in earlier}
@@ -368,7 +371,7 @@ class _Job:
             raise JobError(f"{unwritable}\n  {left}")
         if stopped.is_set():
             raise StoppedError(f"stopped by a signal, {left}")
-        if sum(map(len, self.done.values())) + len(self.failed) != len(units):
+        if sum(map(len, self.done.values())) + len(self.failed) != len(units) + len(self.source.unreadable):
             raise JobError(f"units were left out, {left}")
         self.hold.check()
         try:
@@ -394,7 +397,7 @@ class _Job:
 
     def _commit_if_complete(self, partition: str) -> None:
         planned, done = self.planned[partition], self.done[partition]
-        if len(done) < len(planned):
+        if len(done) < len(planned) or any(file.partition == partition for file in self.source.unreadable):
             return
         self.hold.check()
         reconcile(partition, planned, done)

@@ -43,6 +43,18 @@ class SourceFile:
 
 
 @dataclass(frozen=True)
+class UnreadableFile:
+    """A file whose footer cannot be read: cut short, or still being written."""
+
+    found: FoundFile
+    error: InputError
+
+    @property
+    def partition(self) -> str:
+        return posixpath.dirname(self.found.path)
+
+
+@dataclass(frozen=True)
 class Piece:
     """Neighbouring row groups of one file."""
 
@@ -73,6 +85,8 @@ class Source:
     files: tuple[SourceFile, ...]
     is_file: bool = False
     """One file was named; what else lies in its directory is not part of the table."""
+    unreadable: tuple[UnreadableFile, ...] = ()
+    """Files that belong to the table and that nobody can read: their partitions are not whole."""
 
     @property
     def num_rows(self) -> int:
@@ -80,7 +94,12 @@ class Source:
 
     @property
     def partitions(self) -> list[str]:
-        return sorted({file.partition for file in self.files})
+        return sorted({file.partition for file in self.all_files})
+
+    @property
+    def all_files(self) -> list["SourceFile | UnreadableFile"]:
+        """Readable or not: a table is as new as these are."""
+        return [*self.files, *self.unreadable]
 
     @property
     def schema(self) -> pa.Schema:
@@ -114,13 +133,17 @@ class Source:
         """The files of one partition. Raises InputError, naming the nearest, when there is none."""
         if not partition.strip("/"):
             raise InputError("--partition is empty", "name one, such as ds=2026-11-15, or leave the option out")
-        files = tuple(f for f in self.files if (f.partition + "/").startswith(partition.strip("/") + "/"))
+        inside = partition.strip("/") + "/"
+        files = tuple(file for file in self.files if (file.partition + "/").startswith(inside))
+        unreadable = tuple(file for file in self.unreadable if (file.partition + "/").startswith(inside))
+        if unreadable and not files:
+            raise unreadable[0].error
         if not files:
             known = [name for name in self.partitions if name]
             near = difflib.get_close_matches(partition, known, n=1, cutoff=0.3) or known[-1:]
             hint = f"did you mean --partition {near[0]}?" if near else "the table has no partitions; leave it out"
             raise InputError(f"{self.root}: no partition {partition}", hint)
-        return Source(self.root, files, self.is_file)
+        return Source(self.root, files, self.is_file, unreadable)
 
 
 def _pieces(files: list[SourceFile], unit_rows: int) -> Iterator[Piece]:
@@ -139,11 +162,11 @@ def _pieces(files: list[SourceFile], unit_rows: int) -> Iterator[Piece]:
             yield Piece(file.found.path, tuple(groups), first_row, rows)
 
 
-def open_source(path: str, unreadable: dict[str, InputError] | None = None) -> Source:
+def open_source(path: str, in_parts: bool = False) -> Source:
     """Lists a table's files and reads their footers. Raises InputError that names the file at fault.
 
-    With `unreadable`, files whose footer cannot be read are left out and put there by path: the caller must see to it
-    that their partitions are not taken for whole.
+    `in_parts` is for those who do one partition without another: files whose footer cannot be read are then kept as
+    `unreadable`, unless there is nothing else.
     """
     root = Location.of(path)
     if not root.exists():
@@ -159,19 +182,19 @@ def open_source(path: str, unreadable: dict[str, InputError] | None = None) -> S
         root = root.parent
     with ThreadPoolExecutor(_FOOTER_THREADS) as threads:
         footers = list(threads.map(lambda file: _footer(root / file.path), found))
-    files, first_row = [], 0
+    files, unreadable, first_row = [], [], 0
     for file, footer in zip(found, footers, strict=True):
         if isinstance(footer, InputError):
-            if unreadable is None:
-                raise footer
-            unreadable[file.path] = footer
+            unreadable.append(UnreadableFile(file, footer))
             continue
         rows, schema = footer
         files.append(SourceFile(file, rows, schema, first_row))
         first_row += sum(rows)
+    if unreadable and not (in_parts and first_row):
+        raise unreadable[0].error
     if first_row == 0:
         raise InputError(f"{path}: the table has zero rows", "check the job that writes it, or change table.path")
-    return Source(root, tuple(files), is_file)
+    return Source(root, tuple(files), is_file, tuple(unreadable))
 
 
 def _footer(file: Location) -> tuple[tuple[int, ...], pa.Schema] | InputError:

@@ -54,20 +54,29 @@ def counted(output: Path) -> dict[str, tuple[int, int]]:
     return {ds: (rows, keys) for ds, rows, keys in found}
 
 
-def test_an_unreadable_file_fails_its_partition_alone_and_mended_the_run_goes_on(trained: Trained, days: Path) -> None:
+@pytest.mark.parametrize("damage", ["a page", "cut short"])
+def test_an_unreadable_file_fails_its_partition_alone_and_mended_the_run_goes_on(
+    damage: str, trained: Trained, days: Path
+) -> None:
     [broken] = (days / "ds=2026-11-14").glob("*.parquet")
     whole = broken.read_bytes()
-    middle = len(whole) // 3
-    # The footer stays: planning sees nothing, reading the pages does.
-    broken.write_bytes(whole[:100] + bytes(middle) + whole[100 + middle :])
+    third = len(whole) // 3
+    # With a footer planning sees nothing, and reading the pages does; without one it is the other way round.
+    broken.write_bytes(whole[:third] if damage == "cut short" else whole[:100] + bytes(third) + whole[100 + third :])
     output, config = days.parent / "out", configured(days)
+    if damage == "cut short":
+        assert run_explain(config, trained.bundle, "ds=2026-11-13", QUIET)["rows_in"] == DAY_ROWS, "no concern of it"
+        with pytest.raises(InputError, match="not a readable Parquet file"):
+            run_explain(config, trained.bundle, "ds=2026-11-14", QUIET)
+        with pytest.raises(InputError, match="not a readable Parquet file"):
+            run_evaluate(config, trained.bundle, None)  # figures of a part are none of the whole
     with pytest.raises(
         JobError, match=r"1 of 3 units failed; 2 of 3 partitions are committed(.|\n)*ds=2026-11-14"
     ) as failed:
         run_explain(config, trained.bundle, None, QUIET)
     assert failed.value.exit_code == 1
     assert counted(output) == {f"2026-11-{day}": (DAY_ROWS, DAY_ROWS) for day in ("13", "15")}
-    [run] = run_runs(str(output), None)["runs"]
+    run = run_runs(str(output), None)["runs"][-1]
     assert run["state"] == "incomplete"
     assert broken.name in run["failures"][0]["error"]
     assert run["partitions"]["ds=2026-11-14"]["state"] == "unfinished"
