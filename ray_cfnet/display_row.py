@@ -61,6 +61,8 @@ def _one_below_the_other(console: Console, row: dict[str, Any]) -> None:
 
 def _closing(row: dict[str, Any]) -> list[str]:
     lines = [f"no rules shown: {row['rules_problem']}"] if row["rules_problem"] else []
+    if row["rules"]:
+        lines.append(f"between features: {'; '.join(row['rules'])}")
     if not row["rejected"]:
         if row["cf_proba"] is not None:  # of rows that were not selected nothing but the prediction is known
             way = "" if row["fcf_proba"] is None else f"{row['fcf_proba']:.0%} after the changes, "

@@ -14,9 +14,9 @@ from ray_cfnet.errors import InputError
 from ray_cfnet.explain.columns import REASONS, REJECT_COLUMNS
 from ray_cfnet.model.bundle import verified_files
 from ray_cfnet.model.store import MODELS
-from ray_cfnet.tables.constraints import rule_text
 from ray_cfnet.tables.delta import active_files, is_delta
 from ray_cfnet.tables.plan import Source, SourceFile, open_source
+from ray_cfnet.tables.rulewords import rule_text
 from ray_cfnet.tables.schema import TableSchema, value_type
 from ray_cfnet.tables.storage import Location
 
@@ -173,6 +173,7 @@ def _told(row: dict[str, Any], rules: _Rules) -> dict[str, Any]:
             told |= {"fcf": to, "cf": _plain(row[f"cf_{name}"]), "changed": to is not None and to != now}
         features.append(told)
     result = {"rejected": rejected, "target": target, "features": features, "rules_problem": rules.problem}
+    result["rules"] = [str(rule) for rule in rules.schema.rules] if rules.schema else []
     if rejected:
         return {**result, **{name: row[name] for name in REJECT_COLUMNS}}
     result |= {name: _plain(row[name]) for name in (*_FROM_THE_ROW, *_AND_ITS_ORIGIN) if name in row}

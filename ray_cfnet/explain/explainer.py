@@ -73,7 +73,7 @@ class Explainer:
         self._inference = Inference(self.net)
         self._refiner: Refiner | None = None
         self._repairer: Repairer | None = None
-        self._repairs = False
+        self._repairs, self._margin = False, 0.0
         self._only: int | None = None
         self._wording = Wording(words, self.schema) if words else None
         if settings is not None:
@@ -90,7 +90,7 @@ class Explainer:
         if settings.refine == "sparse":
             usual = reference.usual if reference is not None and settings.plausibility > 0 else None
             self._refiner = Refiner(self._inference, self.schema, settings.margin, usual, settings.plausibility)
-        self._repairs = settings.repair
+        self._repairs, self._margin = settings.repair, settings.margin
         if reference is not None and (settings.repair or settings.num_options > 1):
             self._repairer = Repairer(self._inference, self.schema, reference, least_lead(settings.margin))
 
@@ -134,7 +134,9 @@ class Explainer:
         self._prove(found.fcf, desired, found.fcf_valid, found.fcf_probability)
         asking = found.predicted != desired
         if self._repairer is not None and self._repairs:
-            self._repair(self._repairer, found, desired, np.flatnonzero(asking & ~found.fcf_valid))
+            # With a margin, those that reach the class by less are searched too: the repairer knows which.
+            lacking = asking if self._margin > 0 else asking & ~found.fcf_valid
+            self._repair(self._repairer, found, desired, np.flatnonzero(lacking))
         told = np.flatnonzero(asking & found.fcf_valid)
         candidates = found.fcf.take(told)
         self._refine(found, desired, told)
@@ -190,14 +192,15 @@ class Explainer:
         found.fcf_probability[some] = probability[valid]
 
     def _repair(self, repairer: Repairer, found: Explanations, desired: CodeArray, some: CodeArray) -> None:
-        """Searches for the rows whose feasible counterfactual does not reach the desired class."""
+        """Searches for the rows whose feasible counterfactual does not reach the desired class, or not far enough."""
         if not len(some):
             return
-        repaired, _ = repairer.repaired(found.rows.take(some), found.fcf.take(some), desired[some])
+        repaired, reached = repairer.repaired(found.rows.take(some), found.fcf.take(some), desired[some])
         valid, probability = self._proof(repaired, desired[some])
-        some = some[valid]
-        found.fcf.values[some], found.fcf.codes[some] = repaired.values[valid], repaired.codes[valid]
-        found.fcf_valid[some], found.fcf_probability[some] = True, probability[valid]
+        better = valid & (reached | ~found.fcf_valid[some])
+        some = some[better]
+        found.fcf.values[some], found.fcf.codes[some] = repaired.values[better], repaired.codes[better]
+        found.fcf_valid[some], found.fcf_probability[some] = True, probability[better]
 
     def _find_options(self, found: Explanations, desired: CodeArray, some: CodeArray, candidates: Encoded) -> None:
         """Further feasible counterfactuals of the rows that have one, the nearest first."""

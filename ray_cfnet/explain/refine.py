@@ -6,8 +6,8 @@ taken back; then a number moves towards the row as far as it can, on its grid. T
 is linear in the features: a change adds the difference of two rows of its weight, and what follows is small. All rows
 of a batch are tried at once, and a row that is done is left alone.
 
-Nothing here breaks a rule: a value is the row's or the candidate's, or lies between them and is projected, and features
-that rules tie together change together.
+Nothing here breaks a rule: a value is the row's or the candidate's, or lies between them and is projected. Features
+that rules tie together change together and go back together; a number of them shrinks as far as these rules let it.
 """
 
 import math
@@ -23,8 +23,9 @@ from torch import Tensor
 from ray_cfnet.model.inference import Inference, lead, likeliest
 from ray_cfnet.model.net import Rows
 from ray_cfnet.tables.codec import CodeArray, Encoded, Mask, to_unit
-from ray_cfnet.tables.constraints import linked_groups, project_number
-from ray_cfnet.tables.schema import TableSchema
+from ray_cfnet.tables.constraints import project_number
+from ray_cfnet.tables.relations import broken, linked_groups
+from ray_cfnet.tables.schema import FloatArray, TableSchema
 from ray_cfnet.tables.usual import Bins, Usual
 
 _HAIR = 1e-4
@@ -110,9 +111,6 @@ class _Trial:
         self.added: list[Tensor] = []
         """(B,) the feature that each round has changed, -1 for none."""
         self.groups = linked_groups(self.schema)
-        self.tied = torch.zeros(len(self.gain), dtype=torch.bool, device=self.weight.device)
-        """(F,) features that rules tie to others: they change with them and keep the candidate's values."""
-        self.tied[[position for group in self.groups for position in group]] = True
         self.usual = _UsualTrial(refiner, rows, candidates) if refiner.usual is not None else None
 
     def _tensor(self, array: np.ndarray) -> Tensor:
@@ -142,6 +140,12 @@ class _Trial:
         weight_rows, factors = (of.view(-1, 2).index_select(0, place) for of in (self.weight_rows, self.factors))
         first.add_(F.embedding_bag(weight_rows, self.weight, mode="sum", per_sample_weights=factors), alpha=sign)
 
+    def _add_to(self, first: Tensor, places: Tensor, some: Tensor, features: Tensor, sign: float) -> None:
+        """The same where only these places of the first layer belong to the rows."""
+        part = first.index_select(0, places)
+        self._add(part, some, features, sign)
+        first.index_copy_(0, places, part)
+
     def change_until_desired(self) -> None:
         """The most promising changes, one at a time; at the worst all of them, which is the candidate."""
         active = torch.arange(self.num_rows, device=self.weight.device)
@@ -154,12 +158,11 @@ class _Trial:
             self.kept[feature, active] = True
             gain.scatter_(0, feature[None], -torch.inf)
             self._add(first, active, feature, 1.0)
-            for places, partner in self._partners(feature, gain):
+            for places, partner in self._partners(feature, gain > -torch.inf):
                 gain[partner, places] = -torch.inf
+                self.lead_without[partner, active[places]] = leads[places]
                 self.kept[partner, active[places]] = True
-                changed = first.index_select(0, places)
-                self._add(changed, active[places], partner, 1.0)
-                first.index_copy_(0, places, changed)
+                self._add_to(first, places, active[places], partner, 1.0)
                 if self.usual is not None:
                     self.usual.change(active[places], partner)
             leads = self._leads(first.clone(), active)
@@ -174,12 +177,13 @@ class _Trial:
             active, first, leads = (kept.index_select(0, left) for kept in (active, first, leads))
             gain = gain.index_select(1, left)
 
-    def _partners(self, features: Tensor, gain: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """(places, feature of each) of the changes that rules ask for beside these, and that are not made yet."""
+    def _partners(self, features: Tensor, open_changes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """(places, feature of each) of the open changes, (F, n), that rules tie to these features."""
         for group in self.groups:
+            members = torch.tensor(group, device=features.device)
             for member in group:
-                asked = torch.isin(features, torch.tensor(group, device=features.device)) & (gain[member] > -torch.inf)
-                places = (asked & (features != member)).nonzero()[:, 0]
+                tied = torch.isin(features, members) & (features != member) & open_changes[member]
+                places = tied.nonzero()[:, 0]
                 if len(places):
                     yield places, torch.full_like(places, member)
 
@@ -187,20 +191,26 @@ class _Trial:
         """Each change but the last, which is known to be needed: the least promising first."""
         for number in range(len(self.added) - 2, -1, -1):
             some = (self.added[number + 1] >= 0).nonzero()[:, 0]
-            if self.groups:
-                some = some[~self.tied[self.added[number][some]]]
             feature, first = self.added[number].index_select(0, some), self.first.index_select(0, some)
             self._add(first, some, feature, -1.0)
+            partners = list(self._partners(feature, self.kept[:, some])) if self.groups else []
+            for places, partner in partners:
+                self._add_to(first, places, some[places], partner, -1.0)
             leads = self._leads(first.clone(), some)
             self.lead_without[feature, some] = leads
+            for places, partner in partners:
+                self.lead_without[partner, some[places]] = leads[places]
             can = leads > 0
             if self.usual is not None:
-                can = self.usual.take_back(some, feature, can)
+                can = self.usual.take_back(some, feature, partners, can)
             spared = can.nonzero()[:, 0]
             back = some.index_select(0, spared)
             self.first.index_copy_(0, back, first.index_select(0, spared))
             self.lead.index_copy_(0, back, leads.index_select(0, spared))
             self.kept[feature.index_select(0, spared), back] = False
+            for places, partner in partners:
+                going = can[places]
+                self.kept[partner[going], some[places[going]]] = False
 
     def with_smaller_numbers(self) -> Encoded:
         """The rows with the changes that are needed, and one number of each shrunk: that which can come nearest.
@@ -216,7 +226,6 @@ class _Trial:
             taken = kept[self.num_numbers + column]
             result.codes[:, column] = np.where(taken, self.candidates.codes[:, column], self.rows.codes[:, column])
         if self.num_numbers:
-            self.kept[self.tied] = False  # these keep the candidate's values
             room = self.lead / (self.lead - self.lead_without[: self.num_numbers]) * self.moves.abs()
             # What is not needed to lead is kept because it is usual.
             needed = self.kept[: self.num_numbers] & (self.lead_without[: self.num_numbers] <= 0)
@@ -251,9 +260,21 @@ class _Trial:
                 torch.addcmul(first[part], self.weight[column][None], way, out=tried[part])
             leads = self._leads(tried, some).cpu().numpy()
             stays: Mask = leads > 0
+            if self.groups:
+                for column, part in parts:
+                    stays[part] &= ~self._breaks_relations(column, value[part], picked[part], result)
             far, near = np.where(stays, value, far), np.where(stays, near, value)
             far_lead, near_lead = np.where(stays, leads, far_lead), np.where(stays, near_lead, leads)
         result.values[picked, columns] = far
+
+    def _breaks_relations(self, column: int, value: FloatArray, picked: CodeArray, result: Encoded) -> Mask:
+        """Where another value of a number breaks what rules ask of it and of the result's other features."""
+        name, schema = self.schema.continuous[column].name, self.schema
+        now = Encoded(result.values[picked], result.codes[picked])
+        now.values[:, column] = value
+        own = self.rows.take(picked)
+        tied = [rule for rule in schema.rules if name in (rule.first, rule.second)]
+        return np.logical_or.reduce([np.zeros(len(value), dtype=bool), *(broken(own, now, schema, r) for r in tied)])
 
 
 class _UsualTrial:
@@ -285,11 +306,18 @@ class _UsualTrial:
         self.now[column, picked] = self.new[column, picked]
         return torch.from_numpy(self._enough(self.now[:, picked], picked)).to(some.device)
 
-    def take_back(self, some: Tensor, features: Tensor, wanted: Tensor) -> Tensor:
-        """Takes a change of each of some rows back where that is wanted and leaves it usual enough; where it did."""
-        picked, column = some.cpu().numpy(), features.cpu().numpy()
+    def take_back(
+        self, some: Tensor, features: Tensor, partners: list[tuple[Tensor, Tensor]], wanted: Tensor
+    ) -> Tensor:
+        """Takes a change of each of some rows back, and the changes tied to it (at places among some).
+
+        Only where that is wanted and leaves the row usual enough; where it did.
+        """
+        picked = some.cpu().numpy()
         bins = self.now[:, picked]
-        bins[column, np.arange(len(picked))] = self.own[column, picked]
+        for places, feature in [(torch.arange(len(some)), features), *partners]:
+            place, column = places.cpu().numpy(), feature.cpu().numpy()
+            bins[column, place] = self.own[column, picked[place]]
         done = wanted.cpu().numpy() & self._enough(bins, picked)
-        self.now[column[done], picked[done]] = self.own[column[done], picked[done]]
+        self.now[:, picked[done]] = bins[:, done]
         return torch.from_numpy(done).to(some.device)

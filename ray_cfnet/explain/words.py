@@ -16,7 +16,8 @@ from ray_cfnet.errors import ConfigError
 from ray_cfnet.explain.columns import REASONS
 from ray_cfnet.explain.phrases import Changes, Pool, SpokenNumber, around, filled, spoken
 from ray_cfnet.tables.codec import CodeArray, Encoded, Mask, bitmap, label_column
-from ray_cfnet.tables.schema import Continuous, Feature, TableSchema
+from ray_cfnet.tables.rulewords import rule_code
+from ray_cfnet.tables.schema import Continuous, TableSchema
 
 _BLOCK_ROWS = 131_072
 _SHARE_BITS = 31
@@ -43,7 +44,7 @@ class Wording:
         # What a change can be, feature by feature; then the rules. No code twice: Parquet's dictionaries want it so.
         self._reasons = (
             *(f"{f.name}:{way}" for f, known in zip(schema.features, ways, strict=True) for way in known),
-            *(f"{f.name}:{rule_code(f)}" for f in schema.features),
+            *(f"{f.name}:{rule_code(f, schema.rules)}" for f in schema.features),
         )
         self._feature_of_kind = np.repeat(np.arange(len(ways)), [len(known) for known in ways])
         self._add_frame(words)
@@ -182,12 +183,3 @@ class Wording:
             name: label_column(column, self._reasons, pa.string(), bitmap(said > place))
             for place, (name, column) in enumerate(zip(REASONS, np.split(codes, len(REASONS)), strict=True))
         }
-
-
-def rule_code(feature: Feature) -> str:
-    """The rule of a feature that can leave a row without a way."""
-    if feature.immutable:
-        return "immutable"
-    if feature.direction != "any":
-        return f"only_{feature.direction}"
-    return "bounds" if isinstance(feature, Continuous) and feature.bounds != (None, None) else "range"

@@ -1,9 +1,9 @@
 """MODEL_CARD.md: what a person should know before using a model."""
 
-from collections.abc import Iterator
 from typing import Any
 
-from ray_cfnet.tables.schema import Categorical, Continuous, Feature, TableSchema
+from ray_cfnet.tables.rulewords import rule_words
+from ray_cfnet.tables.schema import Continuous, Feature, TableSchema
 
 _LIMITS = """\
 ## Intended use and limits
@@ -36,7 +36,7 @@ def model_card(schema: TableSchema, settings: dict[str, Any], metrics: dict[str,
         "",
         "| feature | kind | values | may change |",
         "|---|---|---|---|",
-        *(f"| {_cell(f.name)} | {f.kind} | {_cell(_values(f))} | {_cell(_rule(f))} |" for f in schema.features),
+        *(f"| {_cell(f.name)} | {f.kind} | {_cell(_values(f))} | {_cell(_rules(f))} |" for f in schema.features),
         "",
         *([f"Between features: {'; '.join(map(str, schema.rules))}.", ""] if schema.rules else []),
         "## Metrics on the test split",
@@ -67,32 +67,8 @@ def _values(feature: Feature) -> str:
     return shown + (f" and {len(feature.categories) - 12} more" if len(feature.categories) > 12 else "")
 
 
-def _rule(feature: Continuous | Categorical) -> str:
-    if feature.immutable:
-        return "never"
-    rule = {"any": "freely", "increase": "upwards only", "decrease": "downwards only"}[feature.direction]
-    if isinstance(feature, Continuous) and feature.bounds != (None, None):
-        lower, upper = ("..." if end is None else f"{end:g}" for end in feature.bounds)
-        rule += f", within [{lower}, {upper}]"
-    return ", ".join([rule, *_limits(feature)])
-
-
-def _limits(feature: Continuous | Categorical) -> Iterator[str]:
-    if feature.allowed is not None:
-        yield f"to {' or '.join(map(_plain, feature.allowed))} only"
-    if isinstance(feature, Categorical):
-        yield from (f"not from {start} to {end}" for start, end in feature.forbidden)
-        return
-    if feature.max_change is not None:
-        yield f"by at most {_plain(feature.max_change)}"
-    if feature.max_change_percent is not None:
-        yield f"by at most {_plain(feature.max_change_percent)} %"
-    if feature.tolerance:
-        yield f"by at least {_plain(feature.tolerance)}"
-
-
-def _plain(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _rules(feature: Feature) -> str:
+    return "never" if feature.immutable else ", ".join(rule_words(feature)) or "freely"
 
 
 def _metric_row(name: str, values: dict[str, Any]) -> str:

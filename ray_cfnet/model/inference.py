@@ -54,7 +54,7 @@ class Inference:
 
     @torch.inference_mode()
     def slope(self, first: Tensor, desired: Tensor) -> tuple[Tensor, Tensor]:
-        """The lead of the desired class (B,), and how it grows with each unit of the first layer: both (B, units)."""
+        """The lead of the desired class (B,), and how it grows with each unit of the (B, units) first layer."""
         net = self.net
         if self._has_convolutions:
             with torch.inference_mode(False), torch.enable_grad():

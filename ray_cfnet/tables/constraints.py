@@ -14,7 +14,6 @@ import numpy as np
 from ray_cfnet.tables.codec import CodeArray, Encoded, Mask, fitting
 from ray_cfnet.tables.reach import nearest_in, reach, rounding
 from ray_cfnet.tables.relations import keep_relations
-from ray_cfnet.tables.relations import linked_groups as linked_groups
 from ray_cfnet.tables.schema import Categorical, Continuous, FloatArray, TableSchema, permitted_changes
 
 
@@ -133,21 +132,6 @@ def violations(rows: Encoded, candidates: Encoded, schema: TableSchema) -> Mask:
         else:
             broken |= moved_by_name[rule.first] & ~moved_by_name[rule.second]
     return broken
-
-
-def rule_text(feature: Continuous | Categorical) -> str:
-    """The rules of a feature in a few words: `only up, 0.., step 100`; empty where all is allowed."""
-    if feature.immutable:
-        return "immutable"
-    said = [{"any": "", "increase": "only up", "decrease": "only down"}[feature.direction]]
-    if isinstance(feature, Continuous):
-        lower, upper = ("" if end is None else f"{end:,.12g}" for end in feature.bounds)
-        said.append(f"{lower}..{upper}" if lower or upper else "")
-        grid = feature.grid
-        said.append(f"step {grid.multiple / 10**grid.decimals:,.12g}" if grid else "")
-    elif feature.ordered:
-        said.append(" < ".join(map(str, feature.categories)))
-    return ", ".join(filter(None, said))
 
 
 def _wrong_size(x: FloatArray, candidate: FloatArray, number: Continuous) -> Mask:

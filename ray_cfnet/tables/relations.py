@@ -36,9 +36,9 @@ def keep_relations(rows: Encoded, projected: Encoded, schema: TableSchema) -> No
             return
     for group in linked_groups(schema):
         own = [rule for rule in schema.rules if schema.position(rule.first) in group]
-        broken = np.logical_or.reduce([_broken(rows, projected, schema, rule) for rule in own])
+        unsettled = np.logical_or.reduce([broken(rows, projected, schema, rule) for rule in own])
         for position in group:
-            _take_back(rows, projected, position, broken)
+            _take_back(rows, projected, position, unsettled)
 
 
 def _column(encoded: Encoded, position: int) -> npt.NDArray:
@@ -51,7 +51,8 @@ def _take_back(rows: Encoded, projected: Encoded, position: int, some: Mask) -> 
     np.copyto(_column(projected, position), _column(rows, position), where=some)
 
 
-def _broken(rows: Encoded, projected: Encoded, schema: TableSchema, rule: Relation) -> Mask:
+def broken(rows: Encoded, projected: Encoded, schema: TableSchema, rule: Relation) -> Mask:
+    """(N,) the candidates that break a rule."""
     first, second = schema.position(rule.first), schema.position(rule.second)
     if rule.kind == "at_most":
         return _column(projected, first) > _column(projected, second)
@@ -61,13 +62,13 @@ def _broken(rows: Encoded, projected: Encoded, schema: TableSchema, rule: Relati
 
 def _repaired(rows: Encoded, projected: Encoded, schema: TableSchema, rule: Relation) -> bool:
     """Repairs one rule where it is broken; whether there was anything to do."""
-    broken = _broken(rows, projected, schema, rule)
-    if not broken.any():
+    wrong = broken(rows, projected, schema, rule)
+    if not wrong.any():
         return False
     if rule.kind == "needs":
-        _take_back(rows, projected, schema.position(rule.first), broken)
+        _take_back(rows, projected, schema.position(rule.first), wrong)
     else:
-        _bring_into_order(rows, projected, schema, rule, np.flatnonzero(broken))
+        _bring_into_order(rows, projected, schema, rule, np.flatnonzero(wrong))
     return True
 
 

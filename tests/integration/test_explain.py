@@ -15,7 +15,7 @@ import torch
 from ray_cfnet.commands import run_evaluate, run_explain
 from ray_cfnet.config import Config
 from ray_cfnet.configfile import load_config
-from ray_cfnet.errors import BundleError, ConfigError, InputError
+from ray_cfnet.errors import BundleError, ConfigError, InputError, JobError
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.tables.storage import Location
 from tests.integration.conftest import CONF, Trained
@@ -71,23 +71,22 @@ def test_one_select_in_duckdb_answers_a_question(explained: dict[str, Any]) -> N
     assert sum(row[2] for row in rows) == 4000
 
 
-def test_every_valid_flag_holds_for_the_values_that_duckdb_reads(trained: Trained, explained: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", ["cf", "fcf"])
+def test_every_flag_holds_for_the_values_that_duckdb_reads(
+    trained: Trained, explained: dict[str, Any], kind: str
+) -> None:
+    """Of both kinds, the true flags and the false ones: an own encoding and the plain network agree with each."""
     bundle = Bundle.load(Location.of(trained.bundle))
-    told = duckdb.sql(f"SELECT * FROM read_parquet('{explained['output']}/ds=*/*.parquet') WHERE fcf_valid").fetchall()
-    names = [
-        column[0]
-        for column in duckdb.sql(
-            f"DESCRIBE SELECT * FROM read_parquet('{explained['output']}/ds=*/*.parquet')"
-        ).fetchall()
-    ]
+    output = duckdb.sql(f"SELECT * FROM read_parquet('{explained['output']}/ds=*/*.parquet')")
+    told = output.filter(f"{kind}_proba IS NOT NULL").fetchall()
     assert len(told) > 100
-    columns = dict(zip(names, zip(*told, strict=True), strict=True))
+    columns = dict(zip(output.columns, zip(*told, strict=True), strict=True))
     numbers = [
-        (np.array(columns[f"fcf_{feature.name}"], dtype=float) - feature.lower) / feature.span
+        (np.array(columns[f"{kind}_{feature.name}"], dtype=float) - feature.lower) / feature.span
         for feature in bundle.schema.continuous
     ]
     one_hot = [
-        np.array([value == category for value in columns[f"fcf_{feature.name}"]], dtype=float)
+        np.array([value == category for value in columns[f"{kind}_{feature.name}"]], dtype=float)
         for feature in bundle.schema.categorical
         for category in feature.categories
     ]
@@ -95,8 +94,10 @@ def test_every_valid_flag_holds_for_the_values_that_duckdb_reads(trained: Traine
         x = torch.tensor(np.stack([*numbers, *one_hot], axis=1), dtype=torch.float32)
         _, probabilities = bundle.net.predict(bundle.net.encode_dense(x))
     approved = bundle.schema.target.classes.index("approved")
-    assert (probabilities.argmax(1) == approved).all()
-    np.testing.assert_allclose(probabilities[:, approved], columns["fcf_proba"], atol=1e-5)
+    np.testing.assert_array_equal(probabilities.argmax(1) == approved, columns[f"{kind}_valid"])
+    np.testing.assert_allclose(probabilities[:, approved], columns[f"{kind}_proba"], atol=1e-5)
+    without = output.filter("fcf_proba IS NULL").aggregate("bool_or(fcf_valid), count(*)").fetchall()[0]
+    assert without[0] is not True
 
 
 def test_output_types_are_the_inputs_types(trained: Trained, explained: dict[str, Any]) -> None:
@@ -267,6 +268,10 @@ def test_a_retyped_column_is_named_with_both_types(trained: Trained, copied: Con
 
 def test_an_unreadable_file_is_named(trained: Trained, copied: Config) -> None:
     files_of(copied)[1].write_bytes(b"PAR1 this is not Parquet")
+    with pytest.raises(JobError, match=r"part-0.parquet: not a readable Parquet file"):
+        run_explain(copied, trained.bundle, None, QUIET)
+    for file in files_of(copied):
+        file.write_bytes(b"PAR1 this is not Parquet")
     with pytest.raises(InputError, match=r"part-0.parquet: not a readable Parquet file"):
         run_explain(copied, trained.bundle, None, QUIET)
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ray_cfnet.cluster.ingest import EncodedTable, fit
+from ray_cfnet.cluster.ingest import LEAST_AHEAD, EncodedTable, fit
 from ray_cfnet.commands import run_evaluate, run_train
 from ray_cfnet.configfile import load_config
 from ray_cfnet.errors import ConfigError, InputError, JobError
@@ -175,6 +175,15 @@ def test_adult_reaches_the_papers_quality_in_fifteen_epochs(real_data: Path, tmp
     assert metrics["fcf"]["proximity"] <= 0.095
     assert metrics["fcf"]["sparsity"] <= 0.23
     assert metrics["fcf"]["violations"] == 0
+
+
+def test_a_streaming_worker_bounds_what_is_encoded_ahead(trained: Trained) -> None:
+    """The benchmark of memory measures what it is for; it takes a quarter of an hour."""
+    source = open_source(trained.config.table.path)
+    schema = Bundle.load(Location.of(trained.bundle)).schema
+    dataset = EncodedTable(source, trained.config, schema).streamed("train", 0, 2)
+    assert dataset.context.execution_options.resource_limits.object_store_memory == LEAST_AHEAD
+    assert sum(len(batch) for batch in dataset.iter_batches(batch_format="pyarrow")) == 1400
 
 
 def test_a_streamed_run_with_two_workers_can_be_repeated(tmp_path: Path) -> None:

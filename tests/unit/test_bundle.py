@@ -90,7 +90,7 @@ def test_the_card_tells_classes_constraints_and_limits(saved: Path) -> None:
     for words in (
         "`approved`",
         "| gender | categorical | f, m | never |",
-        "upwards only, within [18, 90]",
+        "| only up, 18..90 |",
         "Intended use",
     ):
         assert words in card

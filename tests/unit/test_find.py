@@ -15,7 +15,8 @@ from rich.console import Console
 from ray_cfnet.cluster.find import find_row
 from ray_cfnet.display_row import show_row
 from ray_cfnet.errors import InputError
-from ray_cfnet.tables.constraints import rule_text
+from ray_cfnet.ruletext import Relation
+from ray_cfnet.tables.rulewords import rule_code, rule_text
 from ray_cfnet.tables.schema import Categorical, Continuous, Grid
 from ray_cfnet.tables.storage import Location
 from tests.unit.loans_output import RUN_ID, LoansOutput
@@ -187,3 +188,24 @@ def test_rules_are_told_in_a_few_words() -> None:
     assert rule_text(Categorical("c", "string", ("b", "a"), True, "increase")) == "only up, b < a"
     assert rule_text(Categorical("c", "string", ("a", "b"))) == ""
     assert rule_text(Continuous("x", "double", 0.0, 9.0, None, immutable=True)) == "immutable"
+    limited = Continuous("x", "int64", 0.0, 9.0, Grid(1, 0), max_change=10.0, max_change_percent=12.5, tolerance=2.0)
+    assert rule_text(limited) == "by 10 at most, by 12.5 % at most, by 2 at least, step 1"
+    assert rule_text(Continuous("x", "double", 0.0, 9.0, Grid(1, 0), allowed=(0.0, 2.5))) == "to 0 or 2.5 only"
+    jobs = Categorical("c", "string", ("a", "b", "d"), allowed=("a", "b"), forbidden=(("a", "b"), ("d", "a")))
+    assert rule_text(jobs) == "to a or b only, not a -> b, d -> a"
+    many = Categorical("c", "string", tuple("abcdefgh"), allowed=tuple("abcdefgh"))
+    assert rule_text(many) == "to a or b or c or d or e or f and 2 more only"
+
+
+def test_the_code_of_a_feature_names_every_kind_of_rule_it_has() -> None:
+    number = Continuous("x", "double", 0.0, 9.0, Grid(5, 2), "decrease", (None, 7.0), max_change=1.0, tolerance=0.5)
+    relations = [Relation("at_most", "a", "x"), Relation("needs", "x", "c")]
+    assert rule_code(number) == "only_decrease+bounds+max_change+tolerance"
+    assert rule_code(Continuous("x", "double", 0.0, 9.0, None), relations) == "relation"
+    assert (
+        rule_code(Continuous("x", "double", 0.0, 9.0, None, max_change_percent=5.0), relations) == "max_change+relation"
+    )
+    assert rule_code(Continuous("x", "double", 0.0, 9.0, None, immutable=True), relations) == "immutable"
+    assert rule_code(Continuous("y", "double", 0.0, 9.0, Grid(1, 0)), relations) == "step"
+    jobs = Categorical("c", "string", ("a", "b"), True, "increase", allowed=("b",), forbidden=(("a", "b"),))
+    assert rule_code(jobs) == "only_increase+allowed+transitions"

@@ -20,7 +20,11 @@ def random_rows(layout: Layout, num_rows: int) -> Rows:
     return Rows(torch.rand(num_rows, layout.num_continuous), (torch.stack(codes) if codes else no_codes).T)
 
 
-@pytest.mark.parametrize("switches", [{}, {"separate": True}, {"pass_prediction": False}, {"block": "conv"}], ids=str)
+@pytest.mark.parametrize(
+    "switches",
+    [{}, {"separate": True}, {"pass_prediction": False}, {"block": "conv"}, {"generator_kind": "gated"}],
+    ids=str,
+)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_inference_agrees_with_the_network(layout: Layout, switches: dict) -> None:
     torch.manual_seed(0)
@@ -35,6 +39,24 @@ def test_inference_agrees_with_the_network(layout: Layout, switches: dict) -> No
     torch.testing.assert_close(seen.probabilities.T, probabilities, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(numbers.T, counterfactual.continuous, rtol=1e-4, atol=1e-5)
     assert [code.tolist() for code in codes] == counterfactual.codes.T.tolist()
+
+
+@pytest.mark.parametrize("block", ["linear", "conv"])
+@pytest.mark.parametrize("num_classes", [2, 3])
+@pytest.mark.parametrize("encoder", [[8], [8, 6], [8, 7, 6]], ids=str)
+@pytest.mark.parametrize("num_rows", [0, 40])
+def test_the_slope_is_the_gradient_of_the_lead(encoder: list[int], num_classes: int, block: str, num_rows: int) -> None:
+    torch.manual_seed(1)
+    net = CounterNet(LAYOUTS["mixed"], num_classes, encoder, [5], [7], dropout=0.3, block=block).double()
+    inference, first = Inference(net), torch.randn(num_rows, encoder[0], dtype=torch.float64)
+    desired, given = torch.randint(num_classes, (num_rows,)), first.clone().requires_grad_()
+    logits = net.classifier(net.predictor(net.encoder(net.encoder_in_activation(given))).flatten(1))
+    others = logits.masked_fill(torch.nn.functional.one_hot(desired, num_classes).bool(), -torch.inf).amax(dim=1)
+    leads = logits.gather(1, desired[:, None])[:, 0] - others
+    leads.sum().backward()
+    found, slope = inference.slope(first, desired)
+    torch.testing.assert_close(found, leads.detach())
+    torch.testing.assert_close(slope, given.grad)
 
 
 def test_column_major_rows_give_the_same_predictions() -> None:

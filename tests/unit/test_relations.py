@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from ray_cfnet.ruletext import Relation, parse_relation
 from ray_cfnet.tables.codec import Encoded
-from ray_cfnet.tables.constraints import linked_groups, project, violations
+from ray_cfnet.tables.constraints import project, violations
+from ray_cfnet.tables.relations import linked_groups
 from ray_cfnet.tables.schema import Categorical, Continuous, Grid, TableSchema
 from tests.unit.strategies import TARGET, schema_of
 
@@ -70,41 +72,60 @@ def test_every_category_becomes_the_nearest_one_that_it_may(feature: Categorical
 
 
 NAMES = ["p", "q", "r", "s"]
+COLUMNS = {
+    1: [("int64", Grid(1, 0)), ("int32", Grid(3, 0)), ("double", None), ("float", Grid(1, 0))],
+    10: [
+        *[("double", Grid(1, 1)), ("float", Grid(1, 1)), ("halffloat", Grid(1, 1)), ("decimal128(9, 1)", Grid(5, 1))],
+        *[("double", Grid(25, 2)), ("float", None)],
+    ],
+}
 
 
 @st.composite
 def tied_features(draw) -> tuple[TableSchema, Encoded, Encoded]:
-    """Three numbers and a category with rules between them, rows that keep the rules, and any candidates."""
-    sizes = st.integers(1, 12).map(float)
-    numbers = [
-        Continuous(
+    """Three numbers and a category with rules between them, rows that keep the rules, and any candidates.
+
+    Numbers are whole, or tenths in columns that round them in their own way.
+    """
+    scale = draw(st.sampled_from([1, 10]))
+    sizes = st.integers(1, 12).map(lambda size: size / scale)
+    numbers = []
+    for name in NAMES[:3]:
+        arrow_type, grid = draw(st.sampled_from(COLUMNS[scale]))
+        room = draw(st.one_of(st.none(), sizes, st.just("25%")))
+        number = Continuous(
             name,
-            "int64",
+            arrow_type,
             0.0,
-            draw(st.sampled_from([5.0, 20.0, 60.0])),
-            draw(st.sampled_from([Grid(1, 0), Grid(3, 0)])),
+            draw(st.sampled_from([5.0, 20.0, 60.0])) / scale,
+            grid,
             draw(st.sampled_from(["any", "any", "increase", "decrease"])),
-            draw(st.sampled_from([(None, None), (0.0, 30.0)])),
+            draw(st.sampled_from([(None, None), (0.0, 30.0 / scale)])),
             draw(st.integers(0, 6)) == 0,
-            max_change=draw(st.one_of(st.none(), sizes)),
+            max_change=None if room == "25%" else room,
+            max_change_percent=25.0 if room == "25%" else None,
             tolerance=draw(st.one_of(st.just(0.0), sizes)),
-            allowed=draw(st.sampled_from([None, None, (0.0, 7.0, 20.0)])),
         )
-        for name in NAMES[:3]
-    ]
+        listed = draw(st.sampled_from([None, None, [0.0, 7.0, 20.0]]))
+        if listed is not None:
+            number = replace(number, allowed=tuple(number.typed(np.array(listed) / scale).tolist()))
+        numbers.append(number)
     orders = st.tuples(st.sampled_from(NAMES[:3]), st.sampled_from(NAMES[:3])).map(lambda pair: at_most(*pair))
     conditions = st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES)).map(lambda pair: needs(*pair))
     rules = draw(st.sets(st.one_of(orders, conditions).filter(lambda rule: rule.first != rule.second), max_size=4))
     rules = sorted(rules, key=str)
     schema = TableSchema((*numbers, draw(restricted_categories("s"))), TARGET, (), tuple(rules))
-    row = st.tuples(*[st.integers(0, 30)] * 3)
-    keeps = row.filter(
-        lambda x: all(
-            x[NAMES.index(rule.first)] <= x[NAMES.index(rule.second)] for rule in rules if rule.kind == "at_most"
-        )
-    )
+
+    def keeps(row: tuple[float, ...]) -> bool:
+        return all(row[NAMES.index(r.first)] <= row[NAMES.index(r.second)] for r in rules if r.kind == "at_most")
+
+    def written(row: tuple[int, ...]) -> tuple[float, ...]:
+        return tuple(float(number.typed(np.float64(value / scale))) for number, value in zip(numbers, row, strict=True))
+
+    row = st.tuples(*[st.integers(0, 30)] * 3).map(written)
+    whole = st.integers(0, 30 // scale).map(lambda v: (float(v),) * 3)  # the same in every type: it keeps any order
     count = draw(st.integers(1, 6))
-    x = draw(st.lists(st.one_of(keeps, st.integers(0, 30).map(lambda v: (v, v, v))), min_size=count, max_size=count))
+    x = draw(st.lists(st.one_of(row.filter(keeps), whole), min_size=count, max_size=count))
     wanted = draw(st.lists(row, min_size=count, max_size=count))
     codes = st.lists(st.integers(0, 4), min_size=count, max_size=count)
     sides = [(x, draw(codes)), (wanted, draw(codes))]

@@ -1,6 +1,7 @@
 """Repair, refinement and options: whatever the network and the rules, what is written is feasible and proven."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from ray_cfnet.explain.options import changes
 from ray_cfnet.model.bundle import Bundle, Settings, make_net
 from ray_cfnet.model.metrics import distances, num_changed
 from ray_cfnet.model.reference import PROTOTYPES, Reference
+from ray_cfnet.ruletext import Relation
 from ray_cfnet.tables.codec import Encoded, encode
 from ray_cfnet.tables.constraints import project, violations
 from ray_cfnet.tables.storage import Location
@@ -47,7 +49,9 @@ def explained(bundle: Bundle, **settings) -> Explanations:
 def proven(bundle: Bundle, found: Explanations, fcf: Encoded, told: np.ndarray) -> None:
     """By the plain network, with none of the code under test."""
     net, schema = bundle.net.eval(), bundle.schema
-    units = np.stack([(fcf.values[:, i] - f.lower) / f.span for i, f in enumerate(schema.continuous)], axis=1)
+    units = np.empty((len(fcf), len(schema.continuous)))
+    for column, feature in enumerate(schema.continuous):
+        units[:, column] = (fcf.values[:, column] - feature.lower) / feature.span
     with torch.no_grad():
         x = torch.zeros(len(units), net.layout.width)
         x[:, : units.shape[1]] = torch.from_numpy(units)
@@ -281,3 +285,70 @@ def test_options_keep_the_margin_and_need_no_repair() -> None:
     without = explained(bundle, repair=False, num_options=2)
     assert without.options[0].exists.any()
     np.testing.assert_array_equal(without.has_fcf, explained(bundle, repair=False).has_fcf)
+
+
+def test_with_a_margin_the_search_goes_on_from_answers_that_miss_it() -> None:
+    bundle = with_random_generator(4)
+    left, searched = (explained(bundle, margin=0.2, repair=repair) for repair in (False, True))
+    missed = left.has_fcf & (left.fcf_probability < 0.7)
+    assert missed.sum() > 50
+    assert searched.has_fcf[left.has_fcf].all(), "an answer below the margin is still an answer"
+    assert (searched.fcf_probability[missed] >= 0.7).mean() > 0.8
+    assert (searched.fcf_probability[left.has_fcf & ~missed] >= 0.7 - 1e-6).all()
+    proven(bundle, searched, searched.fcf, searched.has_fcf)
+
+
+def tied(bundle: Bundle, *rules: Relation) -> Bundle:
+    bundle.schema = replace(bundle.schema, rules=rules)
+    return bundle
+
+
+@pytest.mark.parametrize("plausibility", [0.0, 0.2])
+def test_features_that_rules_tie_go_back_together_and_shrink_as_far_as_the_rules_let_them(plausibility: float) -> None:
+    """Income changes with the rate: neither is left where both could have stayed."""
+    bundle = tied(copy.deepcopy(trained_bundle()), Relation("needs", "income", "rate"))
+    bundle = with_reference(bundle, encode(people(3_000, seed=5), SCHEMA)[0])
+    candidates, refined = (
+        explained(bundle, repair=False, refine=refine, plausibility=plausibility) for refine in ("none", "sparse")
+    )
+    told = refined.has_fcf
+    proven(bundle, refined, refined.fcf, told)
+    numbers = [SCHEMA.position(name) for name in ("income", "rate")]
+    rows, answers = refined.rows.take(told), refined.fcf.take(told)
+    moved = (answers.values != rows.values)[:, numbers]
+    assert moved.all(axis=1).sum() > 100
+    back = Encoded(answers.values.copy(order="F"), answers.codes.copy(order="F"))
+    back.values[:, numbers] = rows.values[:, numbers]
+    if not plausibility:  # what is usual may be kept without need
+        explainer = Explainer(bundle, None)
+        could = moved.any(axis=1) & (explainer.predicted(back) == explainer.wanted(refined.predicted[told]))
+        assert could.sum() <= 0.02 * moved.any(axis=1).sum()
+    shrunk = (answers.values != candidates.fcf.values[told])[:, numbers] & moved
+    assert shrunk.any(axis=1).sum() > 30
+
+
+@pytest.mark.parametrize("kept", [["age", "income", "rate"], ["grade", "housing"], ["income"]], ids=" ".join)
+@pytest.mark.parametrize("encoder", [[9], [9, 5]], ids=str)
+@pytest.mark.parametrize("plausibility", [0.0, 0.2])
+def test_tables_of_numbers_or_categories_alone_are_refined_too(
+    kept: list[str], encoder: list[int], plausibility: float
+) -> None:
+    schema = replace(SCHEMA, features=tuple(feature for feature in SCHEMA.features if feature.name in kept))
+    refined_rows = 0
+    for seed in range(4):
+        torch.manual_seed(seed)
+        net = make_net(schema, Model(encoder=encoder, predictor=[4], generator=[7])).eval()
+        bundle = Bundle(net, schema, Settings.of(CONFIG), {})
+        bundle = with_reference(bundle, encode(people(500, seed=5), schema)[0])
+        plain, refined = (
+            explained(bundle, refine=refine, plausibility=plausibility * (refine == "sparse"))
+            for refine in ("none", "sparse")
+        )
+        np.testing.assert_array_equal(plain.has_fcf, refined.has_fcf)
+        told = refined.has_fcf
+        proven(bundle, refined, refined.fcf, told)
+        rows = refined.rows.take(told)
+        before, after = (distances(rows, found.fcf.take(told), schema) for found in (plain, refined))
+        assert (after <= before + 1e-9).all()
+        refined_rows += told.sum()
+    assert refined_rows > 100

@@ -200,7 +200,7 @@ def test_binding_rules_are_named_as_codes_and_in_the_sentence() -> None:
             ["gender:immutable", "education:only_increase", "income:bounds", "score:only_decrease"],
             f"{sentence}gender, education, income and score.",
         ),
-        (["rate:range", None, None, None], f"{sentence}rate."),
+        (["rate:step", None, None, None], f"{sentence}rate."),
         ([None] * 4, "Nothing has to change: 1 is predicted already."),
     ]
 
@@ -244,8 +244,8 @@ def test_the_explained_table_tells_what_its_own_columns_say() -> None:
             already = row["row_status"] == "already_desired"
             in_the_way = [code for code in reasons if code]
             assert not (already and in_the_way)
-            rules = {"gender:immutable", "age:only_increase", "education:only_increase", "income:bounds", "rate:range"}
-            assert set(in_the_way) <= rules | {f"{name}:range" for name in bundle.schema.feature_names}
+            rules = {"gender:immutable", "age:only_increase+bounds", "grade:only_increase"}
+            assert set(in_the_way) <= rules | {"income:step", "rate:step", "housing:step"}
             assert all(code.split(":")[0] in row["explanation"] for code in in_the_way)
             assert row["explanation"].startswith("Nothing" if already else "No way")
             continue
