@@ -298,8 +298,9 @@ def suggest(
 
     asks = not (yes or as_json) and sys.stdin.isatty() and sys.stderr.isatty()
 
-    def confirm(name: str) -> bool:
-        return not asks or typer.confirm(f"Is {name} something that a person cannot change?", default=True, err=True)
+    def confirm(name: str) -> bool | None:
+        question = f"Is {name} something that a person cannot change?"
+        return typer.confirm(question, default=True, err=True) if asks else None
 
     text = suggest_config(table, target, keys or [], confirm)
     if as_json:

@@ -196,7 +196,7 @@ class Explain(Section):
         description="sparse: a feasible counterfactual changes no more than it needs; none: as projected",
     )
     margin: float = Field(
-        default=0.0, ge=0, lt=0.5, description="refining keeps the desired class this far above its threshold"
+        default=0.0, ge=0, lt=0.5, description="search and refining keep the desired class this far above its threshold"
     )
     plausibility: float = Field(
         default=0.0,

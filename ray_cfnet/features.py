@@ -92,6 +92,8 @@ class ContinuousFeature(Section):
             if most is not None and _is_number(size) and most < size:
                 yield "max_change", f"{most:g} is less than the {key} {size:g}: nothing could ever change"
         lower, upper = _end(data, 0), _end(data, 1)
+        if lower == upper and data.get("immutable") is not True:
+            yield "bounds", f"{lower:g} is the only value left: nothing could ever change; declare immutable: true too"
         if _is_number(least) and lower <= upper and least > upper - lower:
             yield "tolerance", f"{least:g} is wider than the bounds: nothing could ever change"
         allowed = data.get("allowed")

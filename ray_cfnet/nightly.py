@@ -23,6 +23,7 @@ from ray_cfnet.cluster.ledger import RUNS
 from ray_cfnet.cluster.manifest import known_runs
 from ray_cfnet.cluster.score import OnUnit, explain
 from ray_cfnet.cluster.session import ray_session
+from ray_cfnet.cluster.stopping import told_on_sigterm
 from ray_cfnet.cluster.submission import submission_id
 from ray_cfnet.commands import check_job, run_promote, run_train
 from ray_cfnet.config import Config
@@ -63,10 +64,12 @@ def run_nightly(config: Config, choice: Choice, say: Say, new_counter: Callable[
     """
     check_job(config)
     output = Location.of(config.output.path)
-    with exclusive(output / _LOCK, "a nightly run", patience_s=0), ExitStack() as stack:
+    # Ray ends last: a signal leaves little time, and the lock must be free by then.
+    with ExitStack() as stack, exclusive(output / _LOCK, "a nightly run", patience_s=0):
         night = _Night(config, choice, output, say, new_counter, stack)
         try:
-            night.do()
+            with told_on_sigterm():
+                night.do()
         except BaseException as error:
             night.errors.append(str(error) if isinstance(error, RayCfnetError) else f"{type(error).__name__}: {error}")
             raise

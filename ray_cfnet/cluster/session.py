@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import ray
 
+from ray_cfnet.cluster.stopping import told_on_sigterm
+
 
 @contextmanager
 def ray_session(min_cpus: int = 2) -> Iterator[None]:
@@ -15,6 +17,8 @@ def ray_session(min_cpus: int = 2) -> Iterator[None]:
 
     `ray job submit` sets RAY_ADDRESS, so a job finds its own cluster. Without it Ray starts here, with at
     least `min_cpus` logical CPUs so that workers of a small machine do not wait for each other.
+
+    SIGTERM ends the block with a StoppedError.
     """
     if ray.is_initialized():
         yield
@@ -36,7 +40,8 @@ def ray_session(min_cpus: int = 2) -> Iterator[None]:
                 logging_level=logging.ERROR,
             )
     try:
-        yield
+        with told_on_sigterm():
+            yield
     finally:
         ray.shutdown()
 

@@ -6,9 +6,36 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ray_cfnet.cluster.submission import stop_grace_s
+from ray_cfnet.errors import StoppedError
 from ray_cfnet.tables.storage import Location
 
 _LEAVING_S = 1.0
+_sigterm_came = threading.Event()
+"""Of the process, as signals are: blocks that are left one after the other must agree."""
+
+
+@contextmanager
+def told_on_sigterm() -> Iterator[None]:
+    """SIGTERM leaves the block as a StoppedError, wherever it is: Ray's own handler goes without a word."""
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+        yield
+        return
+    _sigterm_came.clear()
+
+    def leave(*_: object) -> None:
+        _sigterm_came.set()
+        # Not an Exception, so that nothing on the way takes it for its own trouble; Ray's C++ makes a new one of it.
+        raise SystemExit
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    except SystemExit:
+        if _sigterm_came.is_set():
+            raise StoppedError("stopped by a signal; start it again: what was done stays done") from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class NoTimeLeftError(Exception):

@@ -42,8 +42,8 @@ _OFTEN_FIXED_WORDS = {"marital", "marriage", "country", "region"}
 _LADDER_WORDS = {"education", "degree", "grade"}
 _PERCENT_WORDS = {"percent", "percentage", "pct"}
 
-Confirm = Callable[[str], bool]
-"""Asked about each feature that looks as if a person cannot change it; whether it is so."""
+Confirm = Callable[[str], bool | None]
+"""Asked about each feature that looks as if a person cannot change it; whether it is so, None if nobody can say."""
 
 
 def suggest_config(path: str, target: str | None, keys: list[str], confirm: Confirm) -> str:
@@ -251,13 +251,16 @@ def _change_rules(column: _Column, rules: dict[str, str], confirm: Confirm) -> l
     words = column.words
     grows = bool(words & _GROWING_WORDS)
     if words & _FIXED_WORDS or (grows and column.is_categorical):
+        if confirm(column.name) is False:
+            return []
+        rules["immutable"] = "true"
+        return ["a person cannot change this: check"]
+    if grows:
         if confirm(column.name):
             rules["immutable"] = "true"
             return ["a person cannot change this: check"]
-        return []
-    if grows:
         rules["direction"] = "increase"
-        return ["only grows: check"]
+        return ["only grows: check, or immutable: true"]
     if words & _OFTEN_FIXED_WORDS:
         return ["often held fixed: consider immutable: true"]
     if words & _LADDER_WORDS and column.is_categorical:

@@ -101,14 +101,18 @@ def test_history_and_tensorboard_stand_beside_the_bundle(uninterrupted: tuple[Pa
     assert not checkpoints(uninterrupted[0])
 
 
-def test_a_killed_driver_resumes_and_ends_with_the_same_model(
-    uninterrupted: tuple[Path, dict[str, Any]], tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_driver_that_a_signal_ends_resumes_and_ends_with_the_same_model(
+    uninterrupted: tuple[Path, dict[str, Any]], tmp_path: Path, number: signal.Signals
 ) -> None:
     # The same table at the same place: the run's name and the result depend on it.
     first = start(tmp_path)
     wait_for(lambda: len(checkpoints(tmp_path)) >= 2)
-    os.kill(first.pid, signal.SIGKILL)
-    first.wait()
+    first.send_signal(number)
+    _, err = first.communicate(timeout=60)
+    if number == signal.SIGTERM:
+        assert first.returncode == 1
+        assert "error: stopped by a signal; start it again" in err
     resumed = finished(start(tmp_path))
     assert "going on after epoch" in resumed["stderr"]
     assert resumed["epochs"] == EPOCHS

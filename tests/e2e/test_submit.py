@@ -62,6 +62,7 @@ class Head:
     """A Ray head of its own with a token, one process group on this machine."""
 
     def __init__(self, directory: Path) -> None:
+        self.directory = directory
         token = directory / "token"
         token.write_text(secrets.token_hex(32))
         self.token = token.read_text()
@@ -78,7 +79,7 @@ class Head:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else SIGTERM lets half a minute pass
         }
-        command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=2"]
+        command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=2", "--node-ip-address=127.0.0.1"]
         command += ["--dashboard-host=127.0.0.1", f"--temp-dir={directory}"]
         command += [f"--{name}={port}" for name, port in ports.items()]
         # As in the image: the installed package is there without an upload.
@@ -192,7 +193,10 @@ def test_ray_job_submit_explains_and_evaluates_from_the_uploaded_directory_and_t
     (upload / "out" / "big").write_bytes(secrets.token_bytes(1000))
     words = ["--config", "conf/people.yaml", *ONE_UNIT]
     day = ["--input", str(people.directory / "people" / DAY), "--bundle", str(people.bundle), "--json"]
-    measured = head.ray_job_submit("python", "jobs/evaluate.py", *words, *day, working_dir=upload)  # meanwhile
+    # Meanwhile, because starting jobs takes longer than what they do.
+    measured = head.ray_job_submit("python", "jobs/evaluate.py", *words, *day, working_dir=upload)
+    few = ["--set", "training.epochs=1", "--output", str(tmp_path / "trained"), "--json"]
+    trained = head.ray_job_submit("python", "jobs/train.py", *words, *day[:2], *few, working_dir=upload)
     words += options(people, tmp_path / "out")
     done = head.ended(head.ray_job_submit("python", "jobs/explain.py", *words, working_dir=upload))
     assert done.code == 0, done.text
@@ -205,6 +209,12 @@ def test_ray_job_submit_explains_and_evaluates_from_the_uploaded_directory_and_t
     assert figures["model_id"] == people.bundle.name
     assert figures["rows"] + figures["rows_rejected"] == DAY_ROWS * 0.2, "the test split"
     assert 0 < figures["accuracy"] < 1
+    done = head.ended(trained)
+    assert done.code == 0, done.text
+    assert Path(json.loads(re.search(r"^\{.*\}$", done.out, re.MULTILINE)[0])["bundle"], "bundle.json").exists()
+    uploaded = [place.parents[1] for place in head.directory.rglob("working_dir_files/*/jobs/explain.py")]
+    assert uploaded
+    assert not any((place / "out").exists() for place in uploaded), ".rayignore keeps results at home"
 
 
 def test_submit_follows_the_log_and_tells_the_job_and_its_page(head: Head, people: Job, tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ def one_hot(rows: Rows) -> torch.Tensor:
     return torch.cat([rows.continuous, *blocks], dim=1)
 
 
-def make_net(num_classes: int = 2, dropout: float = 0.0) -> CounterNet:
+def make_net(num_classes: int = 2, dropout: float = 0.0, **switches: str) -> CounterNet:
     torch.manual_seed(1)
-    return CounterNet(LAYOUT, num_classes, [8, 4], [5], [6], dropout)
+    return CounterNet(LAYOUT, num_classes, [8, 4], [5], [6], dropout, **switches)
 
 
 def test_dense_rows_are_the_one_hot_matrix() -> None:

@@ -45,6 +45,7 @@ def faults_of(tmp_path: Path, features: str, rules: str = "[]") -> list[str]:
         ("kind: continuous, max_change: 2, step: 5", "max_change", "2 is less than the step 5"),
         ("kind: continuous, max_change: 0.01, decimals: 1", "max_change", "0.01 is less than the step 0.1"),
         ("kind: continuous, bounds: [0, 9], tolerance: 10", "tolerance", "10 is wider than the bounds"),
+        ("kind: continuous, bounds: [5, 5]", "bounds", "5 is the only value left"),
         ("kind: continuous, max_change: 0", "max_change", "0 is neither a number above 0 nor a percentage"),
         ("kind: continuous, max_change: -5%", "max_change", "'-5%' is neither a number"),
         ("kind: continuous, max_change: a lot", "max_change", "'a lot' is neither a number"),
@@ -83,6 +84,7 @@ def test_a_contradiction_is_told_with_its_key(tmp_path: Path, feature: str, key:
         "kind: continuous, decimals: 2, max_change: 0.05",
         "kind: continuous, allowed: [1, 2.5], bounds: [0, 2]",
         "kind: continuous, immutable: true, max_change: 5",
+        "kind: continuous, immutable: true, bounds: [5, 5]",
         "kind: categorical, allowed: [a, 1, true]",
         "kind: categorical, order: [a, b, c], direction: increase, forbidden_transitions: {a: [c]}",
         "kind: categorical, forbidden_transitions: {1: [2, 3]}",
@@ -220,9 +222,9 @@ def test_the_model_card_tells_every_rule():
     )
     card = model_card(schema, {"split": {"method": "random"}, "desired": "opposite"}, {})
     for said in (
-        "by at most 10, by at least 2",
-        "by at most 20 %",
-        "to own only, not from rent to family",
+        "by 10 at most, by 2 at least",
+        "by 20 % at most",
+        "to own only, not rent -> family",
         "age <= income",
     ):
         assert said in card

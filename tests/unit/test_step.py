@@ -74,9 +74,10 @@ def test_one_update_is_the_papers_two_gradient_steps() -> None:
         torch.testing.assert_close(mine, theirs, msg=lambda text, name=name: f"{name}: {text}", atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("generator_kind", ["plain", "gated"])
 @pytest.mark.parametrize("desired", [None, 1])
-def test_stage_2_moves_no_bit_of_encoder_or_predictor(desired: int | None) -> None:
-    net = make_net(dropout=0.3)
+def test_stage_2_moves_no_bit_of_encoder_or_predictor(desired: int | None, generator_kind: str) -> None:
+    net = make_net(dropout=0.3, generator_kind=generator_kind)
     update = make_update(net, desired)
     update(some_rows(), labels())
     before = copy.deepcopy(net.state_dict())
@@ -139,6 +140,24 @@ def test_training_learns_to_predict_and_to_flip_the_soft_counterfactual() -> Non
     _, flipped = net.predict(net.encode_dense(net.soft(net.generate(p, z))))
     assert (probabilities.argmax(1) == y).float().mean() > 0.95
     assert (flipped.argmax(1) != probabilities.argmax(1)).float().mean() > 0.95
+
+
+def test_a_gated_generator_learns_to_flip_with_fewer_changes_than_a_plain_one() -> None:
+    rows = some_rows(512)
+    y = (rows.continuous[:, 0] + (rows.codes[:, 1] == 1) * 0.5 > 0.75).long()
+    changed = {}
+    for kind in ("plain", "gated"):
+        net = make_net(generator_kind=kind)
+        update = make_update(net, learning_rate=0.01, lambda_valid=2.0)
+        for _ in range(300):
+            update(rows, y)
+        probabilities, counterfactual = net.eval()(rows)
+        flipped = net.predict(net.encode(counterfactual))[1].argmax(1) != probabilities.argmax(1)
+        assert (probabilities.argmax(1) == y).float().mean() > 0.95
+        assert flipped.float().mean() > 0.85, kind
+        differs = [counterfactual.continuous != rows.continuous, counterfactual.codes != rows.codes]
+        changed[kind] = torch.cat(differs, dim=1).float().mean().item()
+    assert changed["gated"] < 0.75 * changed["plain"]
 
 
 def test_rules_in_the_graph_keep_what_may_not_change() -> None:

@@ -1,14 +1,18 @@
 """SIGTERM to this very process, outside of a job and in one."""
 
+import contextlib
 import json
 import os
 import signal
+import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from ray_cfnet.cluster.stopping import NoTimeLeftError, put_on_sigterm
+from ray_cfnet.cluster.stopping import NoTimeLeftError, put_on_sigterm, told_on_sigterm
+from ray_cfnet.errors import StoppedError
 from ray_cfnet.tables.storage import Location
 
 # These set the alarm that pytest-timeout would use.
@@ -53,3 +57,46 @@ def test_units_that_end_in_time_leave_no_alarm_behind(tmp_path: Path, monkeypatc
         assert stopped.wait(5)
         assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] < 60
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
+def test_a_signal_leaves_through_whatever_catches_errors_and_is_told() -> None:
+    before, reached = signal.getsignal(signal.SIGTERM), []
+
+    def work() -> None:
+        try:
+            with contextlib.suppress(Exception):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(20)
+            reached.append("what comes after")
+        finally:
+            reached.append("the end")
+
+    with pytest.raises(StoppedError, match="stopped by a signal"), told_on_sigterm(), told_on_sigterm():
+        work()
+    assert reached == ["the end"]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_whoever_opened_a_block_last_need_not_leave_it_first() -> None:
+    """As a night does: it connects to Ray on its way, and disconnects after its status is written."""
+
+    def work() -> None:
+        later.enter_context(told_on_sigterm())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with ExitStack() as later, pytest.raises(StoppedError), told_on_sigterm():
+        work()
+
+
+def test_any_other_exit_stays_what_it_is() -> None:
+    with pytest.raises(SystemExit, match="3"), told_on_sigterm():
+        sys.exit(3)
+
+
+def test_a_signal_while_units_are_at_work_is_still_for_them(tmp_path: Path) -> None:
+    with told_on_sigterm():
+        inner = signal.getsignal(signal.SIGTERM)
+        with put_on_sigterm(Location.of(tmp_path / "stop")) as stopped:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stopped.wait(5)
+        assert signal.getsignal(signal.SIGTERM) is inner

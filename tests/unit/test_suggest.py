@@ -23,13 +23,13 @@ from ray_cfnet.tables.suggest import MAX_ROWS, suggest_config
 ROOT = Path(__file__).parents[2]
 
 
-def yes(name: str) -> bool:
-    return True
+def nobody(name: str) -> None:
+    """Is there to ask."""
 
 
 @pytest.fixture
 def suggested(tmp_path: Path) -> Callable[..., tuple[Config, str]]:
-    def suggest(table: pa.Table | Path, target: str | None = None, keys: list[str] | None = None, confirm=yes):
+    def suggest(table: pa.Table | Path, target: str | None = None, keys: list[str] | None = None, confirm=nobody):
         if isinstance(table, pa.Table):
             pq.write_table(table, tmp_path / "some table.parquet")
             table = tmp_path / "some table.parquet"
@@ -141,9 +141,18 @@ def test_one_odd_value_does_not_hide_a_step(suggested):
 
 
 def test_who_says_no_keeps_a_feature_that_can_change(suggested):
-    config, text = suggested(loans_table(500, 0, 0), confirm=lambda name: name != "gender")
+    config, text = suggested(loans_table(500, 0, 0), confirm=lambda name: False)
     assert not config.table.features["gender"].immutable
     assert "cannot change" not in text
+    assert config.table.features["age"].direction == "increase", "but it does not fall"
+
+
+def test_who_says_yes_holds_also_what_only_grows(suggested):
+    asked = []
+    config, _ = suggested(loans_table(500, 0, 0), confirm=lambda name: bool(asked.append(name)) or True)
+    assert {"gender", "age"} <= set(asked)
+    assert config.table.features["age"].immutable
+    assert config.table.features["gender"].immutable
 
 
 def test_a_partitioned_table_is_read_from_all_over_and_not_whole(tmp_path: Path, suggested):
@@ -183,7 +192,7 @@ def test_the_command_prints_yaml_and_asks_nothing_without_a_terminal(tmp_path: P
 def test_on_a_terminal_it_asks_about_what_looks_immutable(tmp_path: Path, options: list[str], fixed: bool):
     pq.write_table(loans_table(300, 0, 0), tmp_path / "loans.parquet")
     ours, theirs = pty.openpty()
-    os.write(ours, b"n\n")
+    os.write(ours, b"n\nn\n")  # age, gender
     command = [sys.executable, "-m", "ray_cfnet", "config", "suggest", str(tmp_path / "loans.parquet"), *options]
     done = subprocess.run(
         command, cwd=ROOT, stdin=theirs, stderr=theirs, stdout=subprocess.PIPE, timeout=120, check=True
