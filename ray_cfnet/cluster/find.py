@@ -172,8 +172,9 @@ def _told(row: dict[str, Any], rules: _Rules) -> dict[str, Any]:
         if not rejected:
             told |= {"fcf": to, "cf": _plain(row[f"cf_{name}"]), "changed": to is not None and to != now}
         features.append(told)
-    result = {"rejected": rejected, "target": target, "features": features, "rules_problem": rules.problem}
-    result["rules"] = [str(rule) for rule in rules.schema.rules] if rules.schema else []
+    between = [str(rule) for rule in rules.schema.rules] if rules.schema else []
+    told_of_rules = {"rules": between, "rules_problem": rules.problem}
+    result = {"rejected": rejected, "target": target, "features": features, **told_of_rules}
     if rejected:
         return {**result, **{name: row[name] for name in REJECT_COLUMNS}}
     result |= {name: _plain(row[name]) for name in (*_FROM_THE_ROW, *_AND_ITS_ORIGIN) if name in row}

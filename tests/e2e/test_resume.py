@@ -32,8 +32,6 @@ def start(directory: Path, *overrides: str) -> subprocess.Popen[str]:
         "train",
         "--config",
         "conf/loans.yaml",
-        "--output",
-        f"{directory}/out",
     ]
     return subprocess.Popen(
         [*command, "--output", f"{directory}/out", "--json", *arguments],
@@ -101,18 +99,21 @@ def test_history_and_tensorboard_stand_beside_the_bundle(uninterrupted: tuple[Pa
     assert not checkpoints(uninterrupted[0])
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_driver_that_a_signal_ends_resumes_and_ends_with_the_same_model(
-    uninterrupted: tuple[Path, dict[str, Any]], tmp_path: Path, number: signal.Signals
+def test_a_driver_that_signals_end_resumes_and_ends_with_the_same_model(
+    uninterrupted: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     # The same table at the same place: the run's name and the result depend on it.
-    first = start(tmp_path)
-    wait_for(lambda: len(checkpoints(tmp_path)) >= 2)
-    first.send_signal(number)
-    _, err = first.communicate(timeout=60)
-    if number == signal.SIGTERM:
-        assert first.returncode == 1
-        assert "error: stopped by a signal; start it again" in err
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        seen = set(checkpoints(tmp_path))
+        process = start(tmp_path)
+        wait_for(lambda seen=seen: len(set(checkpoints(tmp_path)) - seen) >= 2)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+        if number == signal.SIGTERM:
+            assert process.returncode == 1
+            assert "error: stopped by a signal; start it again" in err
+        else:
+            assert process.returncode == -number
     resumed = finished(start(tmp_path))
     assert "going on after epoch" in resumed["stderr"]
     assert resumed["epochs"] == EPOCHS

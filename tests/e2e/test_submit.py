@@ -195,7 +195,15 @@ def test_ray_job_submit_explains_and_evaluates_from_the_uploaded_directory_and_t
     day = ["--input", str(people.directory / "people" / DAY), "--bundle", str(people.bundle), "--json"]
     # Meanwhile, because starting jobs takes longer than what they do.
     measured = head.ray_job_submit("python", "jobs/evaluate.py", *words, *day, working_dir=upload)
-    few = ["--set", "training.epochs=1", "--output", str(tmp_path / "trained"), "--json"]
+    few = [
+        "--set",
+        "training.epochs=1",
+        "--set",
+        "training.max_reject_fraction=0.01",
+        "--output",
+        str(tmp_path / "trained"),
+        "--json",
+    ]
     trained = head.ray_job_submit("python", "jobs/train.py", *words, *day[:2], *few, working_dir=upload)
     words += options(people, tmp_path / "out")
     done = head.ended(head.ray_job_submit("python", "jobs/explain.py", *words, working_dir=upload))
