@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -9,6 +11,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
+import yaml
 
 from tests.unit.k8s_checks import ROOT, Document, named, options_of, render, settings_of
 
@@ -152,3 +155,51 @@ def test_queue_is_on_the_job_and_not_on_the_template(start: Start) -> None:
     start.run("ray-cfnet-train", DATE="2026-11-15")
     assert start.created["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "ray-cfnet"
     assert start.created["metadata"]["name"] == "ray-cfnet-train-2026-11-15"
+
+
+BY_HAND = """#!/bin/sh
+case "$*" in
+  *" create job "*) sed "s/NAME/$5/" "$RECORD/job.json" ;;
+  "set env --local "*) exec "$REAL" "$@" ;;
+  "create -f -")
+    cat > "$RECORD/given"
+    name=$(sed -n 's/^  name: //p' "$RECORD/given")
+    test ! -e "$RECORD/$name.yaml" || { echo "Error from server (AlreadyExists): $name" >&2; exit 1; }
+    mv "$RECORD/given" "$RECORD/$name.yaml" ;;
+esac
+"""
+"""kubectl, with an API server that takes a name once."""
+
+MANUAL = (ROOT / "docs" / "operations.md").read_text()
+START = re.search(r"^start\(\) \{.*?^\}$", MANUAL, re.MULTILINE | re.DOTALL)[0]
+
+
+def started_twice(function: str, start: Start) -> tuple[int, list[Document]]:
+    """The exit code and the Jobs of one day's second start, as the manual does it."""
+    job = named(start.documents, "CronJob", "ray-cfnet-nightly")["spec"]["jobTemplate"]["spec"]
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "NAME"}, "spec": job}
+    (start.directory / "job.json").write_text(json.dumps(job))
+    environment = {
+        "PATH": f"{start.directory}:{os.environ['PATH']}",
+        "RECORD": str(start.directory),
+        "REAL": shutil.which("kubectl") or "",
+    }
+    (start.directory / "kubectl").write_text(BY_HAND)
+    once = "start ray-cfnet-nightly 2026-11-14"
+    done = subprocess.run(["bash", "-c", f"{function}\n{once} && sleep 1 && {once}"], env=environment)
+    return done.returncode, [yaml.safe_load(file.read_text()) for file in sorted(start.directory.glob("*.yaml"))]
+
+
+def test_the_manuals_start_can_be_repeated_and_hands_over_its_date(start: Start) -> None:
+    code, jobs = started_twice(START, start)
+    assert (code, len(jobs)) == (0, 2)
+    for job in jobs:
+        assert len(job["metadata"]["name"]) <= 63
+        [container] = job["spec"]["template"]["spec"]["containers"]
+        assert {"name": "DATE", "value": "2026-11-14"} in container["env"]
+
+
+def test_a_start_whose_job_has_no_name_of_its_own_is_refused_the_second_time(start: Start) -> None:
+    assert "-$(date +%s)" in START
+    code, jobs = started_twice(START.replace("-$(date +%s)", ""), start)
+    assert (code, len(jobs)) == (1, 1)
