@@ -1,5 +1,6 @@
 """What must hold of the rendered manifests. Each check takes documents and returns faults in words."""
 
+import copy
 import json
 import re
 import shlex
@@ -31,17 +32,17 @@ Document = dict[str, Any]
 
 
 @cache
-def _render(overlay: Path) -> str:
+def _render(overlay: Path) -> list[Document]:
     done = subprocess.run(["kubectl", "kustomize", str(overlay)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return list(yaml.safe_load_all(done.stdout))
 
 
 def render(overlay: Path) -> list[Document]:
     """The documents of an overlay; skips the test where there is no kubectl."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed; it renders the overlays")
-    return list(yaml.safe_load_all(_render(overlay)))
+    return copy.deepcopy(_render(overlay))
 
 
 def of_kind(documents: list[Document], kind: str) -> list[Document]:
@@ -68,14 +69,19 @@ def pods(documents: list[Document]) -> Iterator[tuple[str, Document]]:
         yield f"{cron['metadata']['name']} start", cron["spec"]["jobTemplate"]["spec"]["template"]["spec"]
 
 
-def containers(documents: list[Document]) -> Iterator[tuple[str, Document]]:
-    """Every container, with the autoscaler's options as one: KubeRay adds it to the head."""
+def placed_containers(documents: list[Document]) -> Iterator[tuple[str, Document, Document]]:
+    """Every container and its pod, with the autoscaler's options as one: KubeRay adds it to the head."""
     for name, pod in pods(documents):
         for container in [*pod.get("initContainers", []), *pod["containers"]]:
-            yield f"{name}/{container['name']}", container
+            yield f"{name}/{container['name']}", container, pod
     for job in of_kind(documents, "RayJob"):
-        if "autoscalerOptions" in cluster_of(job):
-            yield f"{job['metadata']['name']} autoscaler", cluster_of(job)["autoscalerOptions"]
+        if "autoscalerOptions" in (cluster := cluster_of(job)):
+            head = cluster["headGroupSpec"]["template"]["spec"]
+            yield f"{job['metadata']['name']} autoscaler", cluster["autoscalerOptions"], head
+
+
+def containers(documents: list[Document]) -> Iterator[tuple[str, Document]]:
+    return ((name, container) for name, container, _ in placed_containers(documents))
 
 
 def core_schemas(documents: list[Document]) -> list[str]:
@@ -155,8 +161,6 @@ def pod_security(documents: list[Document]) -> list[str]:
             faults.append(f"{name}: uses the host's namespaces")
         kinds = {"name", "emptyDir", "configMap"}
         faults += [f"{name}: volume {volume}" for volume in pod.get("volumes", []) if not set(volume) <= kinds]
-        if not any(mount["mountPath"] == "/tmp" for mount in pod["containers"][0].get("volumeMounts", [])):
-            faults.append(f"{name}: no writable /tmp")
         token = pod.get("automountServiceAccountToken")
         if token is None or (token and not name.endswith((" head", " start"))):
             faults.append(f"{name}: mounts a service account's token")
@@ -172,6 +176,18 @@ def pod_security(documents: list[Document]) -> list[str]:
     (namespace,) = of_kind(documents, "Namespace")
     if namespace["metadata"]["labels"].get("pod-security.kubernetes.io/enforce") != "restricted":
         faults.append("the namespace does not enforce the restricted standard")
+    return faults
+
+
+def temporary_files(documents: list[Document]) -> list[str]:
+    """With a root file system that is read only, /tmp is an empty volume: Ray, Python and kubectl write there."""
+    faults = []
+    for name, container, pod in placed_containers(documents):
+        empty = {volume["name"] for volume in pod.get("volumes", []) if "emptyDir" in volume}
+        mounts = [mount for mount in container.get("volumeMounts", []) if mount["mountPath"] == "/tmp"]
+        writable = any(mount["name"] in empty and not mount.get("readOnly") for mount in mounts)
+        if container.get("securityContext", {}).get("readOnlyRootFilesystem") and not writable:
+            faults.append(f"{name}: cannot write to /tmp")
     return faults
 
 
@@ -198,43 +214,95 @@ def references(documents: list[Document]) -> list[str]:
     return faults
 
 
+ANYONE: Document = {}
+NODES = {"podSelector": {"matchLabels": {"ray.io/is-ray-node": "yes"}}}
+OPERATOR = {
+    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kuberay-system"}},
+    "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}},
+}
+CHOOSING_LABELS = {"ray.io/is-ray-node", "ray.io/node-type", "app.kubernetes.io/component"}
+AGENT_PORT = 52365
+"""Every node's; it takes jobs as the dashboard does."""
+
+
+def admitted(documents: list[Document], labels: dict[str, str], port: int) -> list[Document]:
+    """Who may reach a port of our pods with these labels, in the policies' own words."""
+    namespace = of_kind(documents, "Namespace")[0]["metadata"]["name"]
+    policies = [
+        policy["spec"]
+        for policy in of_kind(documents, "NetworkPolicy")
+        if policy["metadata"].get("namespace") == namespace
+        and "Ingress" in policy["spec"]["policyTypes"]
+        and policy["spec"]["podSelector"].get("matchLabels", {}).items() <= labels.items()
+    ]
+    if not policies:
+        return [ANYONE]
+    rules = [rule for policy in policies for rule in policy.get("ingress", []) if _opens(rule, port)]
+    return [source for rule in rules for source in rule.get("from") or [ANYONE]]
+
+
+def _opens(rule: Document, port: int) -> bool:
+    ports = rule.get("ports") or [{}]
+    return any(opened.get("port", port) <= port <= opened.get("endPort", opened.get("port", port)) for opened in ports)
+
+
 def network(documents: list[Document]) -> list[str]:
-    """All ingress is closed, and what opens it names who may come."""
-    policies = [document["spec"] for document in of_kind(documents, "NetworkPolicy")]
+    """Where code can be run, in come those who must and nobody else; what opens another port names who may come."""
     faults = []
-    if not any(p["podSelector"] == {} and p["policyTypes"] == ["Ingress"] and "ingress" not in p for p in policies):
-        faults.append("no policy closes all ingress")
-    submitters = {
-        json.dumps(job["spec"]["submitterPodTemplate"]["metadata"]["labels"]) for job in of_kind(documents, "RayJob")
-    }
-    opened = set()
-    for policy in policies:
-        for rule in policy.get("ingress", []):
-            if not rule.get("from"):
-                faults.append(f"open to all: {rule}")
-            for source in rule.get("from", []):
-                labels = source.get("podSelector", {}).get("matchLabels")
-                outside = source.get("namespaceSelector", {"matchLabels": True}).get("matchLabels")
-                if not labels or not outside or "ipBlock" in source:
-                    faults.append(f"open to too many: {source}")
-                if json.dumps(labels) in submitters and rule.get("ports") == [{"protocol": "TCP", "port": 8265}]:
-                    opened.add(json.dumps(labels))
-    if opened != submitters:
-        faults.append("the submitter cannot reach the dashboard")
+    for policy in of_kind(documents, "NetworkPolicy"):
+        chosen = policy["spec"]["podSelector"].get("matchLabels", {})
+        if "matchExpressions" in json.dumps(policy) or not set(chosen) <= CHOOSING_LABELS:
+            faults.append(f"{policy['metadata']['name']}: these checks cannot tell which pods it is about")
+        for source in (s for rule in policy["spec"].get("ingress", []) for s in rule.get("from") or [ANYONE]):
+            outside = source.get("namespaceSelector", {"matchLabels": True}).get("matchLabels")
+            if not source.get("podSelector", {}).get("matchLabels") or not outside or "ipBlock" in source:
+                faults.append(f"{policy['metadata']['name']}: open to too many: {source}")
+    for job in of_kind(documents, "RayJob"):
+        head = cluster_of(job)["headGroupSpec"]["template"]["spec"]["containers"][0]
+        ports = {port["name"]: port["containerPort"] for port in head["ports"]} | {"agent": AGENT_PORT}
+        submitter = job["spec"]["submitterPodTemplate"]["metadata"]["labels"]
+        node = NODES["podSelector"]["matchLabels"]
+        pods_open_to: list[tuple[str, dict[str, str], list[Document]]] = [
+            ("head", {**node, "ray.io/node-type": "head"}, [NODES]),
+            ("worker", {**node, "ray.io/node-type": "worker"}, [NODES]),
+            ("submitter", submitter, []),
+            ("start", {}, []),
+        ]
+        for kind, labels, wanted in pods_open_to:
+            for name in ("gcs-server", "client", "dashboard", "agent"):
+                is_dashboard = (kind, name) == ("head", "dashboard")
+                due = [*wanted, {"podSelector": {"matchLabels": submitter}}, OPERATOR] if is_dashboard else wanted
+                found = admitted(documents, labels, ports[name])
+                place = f"{job['metadata']['name']} {kind}, {name}"
+                faults += [f"{place}: open to {source or 'anyone'}" for source in found if source not in due]
+                faults += [f"{place}: closed to {source}" for source in due if source not in found]
     return faults
 
 
 def rights(documents: list[Document]) -> list[str]:
-    """The starter reads the templates and creates RayJobs; nobody has rights in the whole cluster."""
-    rules = [rule for role in of_kind(documents, "Role") for rule in role["rules"]]
+    """The starter, and it alone, reads the templates and creates RayJobs; nobody has rights in the whole cluster."""
+    roles, bindings = of_kind(documents, "Role"), of_kind(documents, "RoleBinding")
     templates = sorted(job["metadata"]["name"] for job in of_kind(documents, "RayJob"))
     faults = [f"{d['kind']} {d['metadata']['name']}" for d in documents if d["kind"].startswith("ClusterRole")]
-    for rule in rules:
+    for rule in (rule for role in roles for rule in role["rules"]):
         if rule["apiGroups"] != ["ray.io"] or rule["resources"] != ["rayjobs"]:
             faults.append(f"rights on {rule['apiGroups']} {rule['resources']}")
         narrow = rule["verbs"] == ["get"] and sorted(rule.get("resourceNames", [])) == templates
         if not narrow and rule["verbs"] != ["create"]:
             faults.append(f"may {rule['verbs']} {rule.get('resourceNames', 'all')}")
+    verbs = [sorted(verb for rule in role["rules"] for verb in rule["verbs"]) for role in roles]
+    if verbs != [["create", "get"]]:
+        faults.append(f"roles that may {verbs}, the starter needs get and create")
+    namespace = of_kind(documents, "Namespace")[0]["metadata"]["name"]
+    starters = {pod.get("serviceAccountName") for name, pod in pods(documents) if name.endswith(" start")}
+    subjects = [{"kind": "ServiceAccount", "name": name, "namespace": namespace} for name in starters]
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role"}
+    wanted = [(namespace, {**reference, "name": role["metadata"]["name"]}, subjects) for role in roles]
+    bound = [(b["metadata"].get("namespace"), b["roleRef"], b.get("subjects")) for b in bindings]
+    if bound != wanted:
+        faults.append(f"bound {bound}, not {wanted}")
+    others = {pod.get("serviceAccountName") for name, pod in pods(documents) if not name.endswith(" start")}
+    faults += [f"{name} is Ray's, and may start jobs" for name in starters & others]
     return faults
 
 
@@ -261,6 +329,8 @@ def cron_jobs(documents: list[Document]) -> list[str]:
             faults.append(f"{name}: a Job that ends takes its RayJob with it")
         if "ttlSecondsAfterFinished" in job:
             faults.append(f"{name}: a Job that expires takes its RayJob with it")
+        if {"configMapRef": {"name": "ray-cfnet-settings"}} not in container.get("envFrom", []):
+            faults.append(f"{name}: does not know the settings")
         if container["args"] != [name] or name not in templates:
             faults.append(f"{name}: starts {container['args']}")
     return faults
@@ -369,8 +439,6 @@ def sizes(documents: list[Document]) -> list[str]:
             faults.append(f"{name}: {most} actors, room for {workers * room:g}")
         if config.num_workers > workers * (gpus if config.use_gpu else cpus) or config.use_gpu > bool(gpus):
             faults.append(f"{name}: no room for {config.num_workers} training workers")
-        if gpus and ("tolerations" not in group["template"]["spec"] or "nodeSelector" not in group["template"]["spec"]):
-            faults.append(f"{name}: GPU workers find no GPU nodes")
         for place, container in containers(documents):
             if place.startswith(name) and name != "ray-cfnet-explain":
                 count = workers if "workers/" in place else 1
@@ -382,6 +450,71 @@ def sizes(documents: list[Document]) -> list[str]:
     for resource, amount in total.items():
         if amount > quantity(hard.get(resource, "0")):
             faults.append(f"the quota of {resource} is {hard.get(resource)}, both jobs may ask for {amount:g}")
+    return faults
+
+
+def autoscaling(documents: list[Document]) -> list[str]:
+    """Workers come and go with the work: none waits."""
+    faults = []
+    for job in of_kind(documents, "RayJob"):
+        cluster = cluster_of(job)
+        if cluster["enableInTreeAutoscaling"] is not True or cluster["autoscalerOptions"]["version"] != "v2":
+            faults.append(f"{job['metadata']['name']}: no autoscaler")
+        (group,) = cluster["workerGroupSpecs"]
+        if group["replicas"] or group["minReplicas"] or not group["maxReplicas"]:
+            faults.append(f"{job['metadata']['name']}: {group['groupName']} do not come and go")
+    return faults
+
+
+def gpu_workers(documents: list[Document]) -> list[str]:
+    """Actors share GPUs, training has several, and the pods that ask for one go where they are; the head does not."""
+    faults = []
+    for name, words in command_lines(documents).items():
+        _, options = options_of(words)
+        config = load_config(CONF / options["config"].name, options["overrides"]).cluster
+        if name != "ray-cfnet-train" and not 0 < config.actor_gpus < 1:
+            faults.append(f"{name}: an actor takes {config.actor_gpus} GPUs")
+        if name != "ray-cfnet-explain" and (not config.use_gpu or config.num_workers < 2):
+            faults.append(f"{name}: trains on {config.num_workers} workers, on GPUs: {config.use_gpu}")
+        cluster = cluster_of(named(documents, "RayJob", name))
+        if "nvidia.com/gpu" in cluster["headGroupSpec"]["template"]["spec"]["containers"][0]["resources"]["limits"]:
+            faults.append(f"{name}: the head takes a GPU")
+        (group,) = cluster["workerGroupSpecs"]
+        pod = group["template"]["spec"]
+        if pod["containers"][0]["resources"]["limits"].get("nvidia.com/gpu") != "1":
+            faults.append(f"{name}: {group['groupName']} have no GPU")
+        if pod.get("nodeSelector") != {"nvidia.com/gpu.present": "true"}:
+            faults.append(f"{name}: {group['groupName']} go to {pod.get('nodeSelector')}")
+        taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+        if taint not in pod.get("tolerations", []):
+            faults.append(f"{name}: {group['groupName']} do not tolerate {taint}")
+    found = [(name, container["image"]) for name, container in containers(documents) if "image" in container]
+    return faults + [f"{name}: {image} is not built for GPUs" for name, image in found if not image.endswith("-gpu")]
+
+
+def queueing(documents: list[Document]) -> list[str]:
+    """A queue that is there, for the jobs alone, and clusters that Kueue admits: whole, of one size, deleted after."""
+    faults = []
+    namespace, queue = of_kind(documents, "Namespace")[0]["metadata"]["name"], settings_of(documents).get("QUEUE")
+    queues = [document["metadata"] for document in of_kind(documents, "LocalQueue")]
+    if [(each["name"], each.get("namespace")) for each in queues] != [(queue, namespace)]:
+        faults.append(f"jobs go to the queue {queue} of {namespace}, there is {queues}")
+    for name, words in command_lines(documents).items():
+        spec = named(documents, "RayJob", name)["spec"]
+        cluster = spec["rayClusterSpec"]
+        if cluster["enableInTreeAutoscaling"] is not False or "autoscalerOptions" in cluster:
+            faults.append(f"{name}: has an autoscaler")
+        if cluster["headGroupSpec"]["template"]["spec"]["automountServiceAccountToken"]:
+            faults.append(f"{name}: the head holds a token that only an autoscaler needs")
+        (group,) = cluster["workerGroupSpecs"]
+        if len({group["replicas"], group["minReplicas"], group["maxReplicas"]}) != 1:
+            faults.append(f"{name}: {group['groupName']} may change in number")
+        if spec["shutdownAfterJobFinishes"] is not True or spec["suspend"] is not True:
+            faults.append(f"{name}: Kueue neither admits it nor lets it be a template")
+        _, options = options_of(words)
+        actors = load_config(CONF / options["config"].name, options["overrides"]).cluster.num_actors
+        if not isinstance(actors, int):
+            faults.append(f"{name}: {actors} actors on a cluster of one size")
     return faults
 
 
@@ -397,6 +530,7 @@ CHECKS = (
     resources,
     probes,
     pod_security,
+    temporary_files,
     references,
     network,
     rights,
@@ -405,3 +539,6 @@ CHECKS = (
     entry_points,
     sizes,
 )
+
+OVERLAY_CHECKS = {"cpu": (autoscaling,), "gpu": (autoscaling, gpu_workers), "kueue": (queueing,)}
+"""What each overlay promises beside."""
