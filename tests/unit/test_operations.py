@@ -6,33 +6,83 @@ import re
 import pytest
 
 from ray_cfnet.config import Nightly
-from tests.unit.k8s_checks import ROOT
+from tests.unit.k8s_checks import ROOT, Document, cluster_of, containers, named, quantity, render
 
 TEXT = (ROOT / "docs" / "operations.md").read_text()
+MEASURED = (ROOT / "benchmarks" / "results" / "explain.md").read_text()
 MANY = {"M": 1e6, "B": 1e9}
 
 
-def table_below(title: str) -> list[list[str]]:
-    section = TEXT.split(f"## {title}\n")[1].split("\n## ")[0]
+def table_below(title: str, text: str = TEXT) -> list[list[str]]:
+    section = text.split(f"## {title}\n")[1].split("\n## ")[0]
     rows = [line.strip("| \n").split(" | ") for line in section.splitlines() if line.startswith("| ")]
     return rows[1:]
 
 
-def test_sizing_table_follows_from_its_formula() -> None:
-    speed, cores, price = 192_500, 4, 0.05
-    assert f"{speed:,} rows/s * {cores} cores" in TEXT
-    assert f"{price} USD per core-hour" in TEXT
-    seen = set()
-    for rows, nodes, computing, in_all, cost, per_million in table_below("Sizing"):
+def cores(documents: list[Document]) -> tuple[float, float]:
+    """What a night asks for: cores of a worker, and of all else together."""
+    asked = {
+        name: quantity(container["resources"]["requests"]["cpu"])
+        for name, container in containers(documents)
+        if name.startswith("ray-cfnet-nightly ") and "/start" not in name  # which ends before the cluster begins
+    }
+    worker = asked.pop("ray-cfnet-nightly workers/ray-worker")
+    return worker, sum(asked.values())
+
+
+def sizing_faults(text: str, documents: list[Document], measured: str) -> list[str]:
+    """Where the section on sizing says other than the manifests, the measured figures or its own formula."""
+    worker, beside = cores(documents)
+    rates = re.search(r"`actors` \| 8 \| 8 M \| ([0-9,]+) rows/s with one actor, ([0-9,]+) with two", measured)
+    one, two = (int(rate.replace(",", "")) for rate in rates.groups())
+    speed, price = one / 2, 0.05
+    said = [
+        f"{one:,} rows/s with one actor on one core, {two:,} with two",
+        f"rows / ({speed:,.0f} rows/s * {worker:g} cores * nodes) / 3,600",
+        f"in all * ({worker:g} * nodes + {beside:g}) * {price} ",
+        f"The {beside:g} cores beside the workers",
+    ]
+    faults = [f"not said: {words}" for words in said if words not in text]
+    for rows, nodes, *written in table_below("Sizing", text):
         number = float(rows.split()[0]) * MANY[rows.split()[1]]
-        hours = number / (speed * cores * int(nodes)) / 3600
-        dollars = (hours + 0.1) * (cores * int(nodes) + 1) * price
-        assert float(computing) == pytest.approx(hours, abs=6e-4)
-        assert float(in_all) == pytest.approx(hours + 0.1, abs=6e-3)
-        assert float(cost) == pytest.approx(dollars, abs=6e-3)
-        assert float(per_million) == pytest.approx(dollars / number * 1e6, abs=6e-6)
-        seen.add(number)
-    assert (min(seen), max(seen)) == (1e6, 1e10)
+        hours = number / (speed * worker * int(nodes)) / 3600
+        dollars = (hours + 0.1) * (worker * int(nodes) + beside) * price
+        right = [f"{hours:.3f}", f"{hours + 0.1:.2f}", f"{dollars:.2f}", f"{dollars / number * 1e6:.5f}"]
+        if written != right:
+            faults.append(f"{rows} on {nodes}: {written}, it is {right}")
+    return faults
+
+
+@pytest.fixture
+def manifests() -> list[Document]:
+    return render(ROOT / "k8s" / "overlays" / "cpu")
+
+
+def test_sizing_follows_from_what_was_measured_and_what_the_manifests_ask_for(manifests: list[Document]) -> None:
+    assert sizing_faults(TEXT, manifests, MEASURED) == []
+    counts = [float(rows.split()[0]) * MANY[rows.split()[1]] for rows, *_ in table_below("Sizing")]
+    assert (min(counts), max(counts)) == (1e6, 1e10)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("* nodes + 2)", "* nodes + 1)"),
+        ("| 0.46 | 0.14 |", "| 0.46 | 0.12 |"),
+        ("192,500", "385,000"),
+        ("The 2 c", "The c"),
+    ],
+)
+def test_sizing_with_another_figure_is_found(old: str, new: str, manifests: list[Document]) -> None:
+    assert old in TEXT
+    assert sizing_faults(TEXT.replace(old, new), manifests, MEASURED) != []
+
+
+def test_sizing_for_other_manifests_or_other_measurements_is_found(manifests: list[Document]) -> None:
+    assert sizing_faults(TEXT, manifests, MEASURED.replace("385,000", "300,000")) != []
+    nightly = cluster_of(named(manifests, "RayJob", "ray-cfnet-nightly"))
+    nightly["headGroupSpec"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "2"
+    assert sizing_faults(TEXT, manifests, MEASURED) != []
 
 
 def test_settings_that_the_manual_names_are_there() -> None:
