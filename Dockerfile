@@ -9,7 +9,9 @@ WORKDIR /build
 COPY pyproject.toml README.md ./
 COPY conf conf
 COPY ray_cfnet ray_cfnet
-RUN pip install --no-cache-dir hatchling==1.33.0 \
+# hatchling and all that it needs: nothing else is looked up.
+RUN pip install --no-cache-dir --no-deps pip==26.3 hatchling==1.33.0 packaging==26.3 pathspec==1.1.1 pluggy==1.7.0 \
+        tomlkit==0.15.2 trove-classifiers==2026.9.21.13 \
     && pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /tmp/dist .
 
 FROM registry.k8s.io/kubectl:v1.36.0 AS kubectl

@@ -11,6 +11,12 @@ import pytest
 from tests.unit.k8s_checks import RAY_VERSION, ROOT, VERSION
 
 TEXT = (ROOT / "Dockerfile").read_text()
+OUR_WHEEL = '"$(echo /tmp/dist/*.whl)[delta,report]"'
+PINNED = {
+    line.split("==")[0]: line
+    for line in (ROOT / "constraints.txt").read_text().splitlines()
+    if re.fullmatch(r"[\w.-]+==\S+", line)
+}
 
 
 def instructions(text: str) -> list[tuple[str, str]]:
@@ -18,6 +24,26 @@ def instructions(text: str) -> list[tuple[str, str]]:
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     joined = "\n".join(lines).replace("\\\n", " ")
     return [(word, " ".join(rest.split())) for word, _, rest in (line.partition(" ") for line in joined.splitlines())]
+
+
+def pip_faults(steps: list[tuple[str, str]]) -> list[str]:
+    """What pip would look up by itself: a version, a dependency, a build backend."""
+    found = []
+    for command in (part for word, rest in steps if word == "RUN" for part in rest.split(" && ")):
+        words = command[command.find("pip ") :].replace(OUR_WHEEL, "").split()
+        if "pip install" in command:
+            named = [word for word in words[2:] if not word.startswith("-") and word != "/tmp/constraints.txt"]
+            loose = [word for word in named if not re.fullmatch(r"[\w-]+==[\w.]+", word)]
+            found += [f"{word} is not pinned" for word in loose]
+            other = [word for word in named if PINNED.get(word.split("==")[0], word) != word]
+            found += [f"{word}: constraints.txt has {PINNED[word.split('==')[0]]}" for word in other]
+            if not {"--no-deps", "--constraint"} & set(words):
+                found.append(f"dependencies are not pinned: {command}")
+        if "pip wheel" in command and not {"--no-deps", "--no-build-isolation"} <= set(words):
+            found.append(f"the build backend is not pinned: {command}")
+        if re.search(r"\b(apt|apt-get|conda|mamba|uv|curl|wget)\s", command):
+            found.append(f"no version can be told: {command}")
+    return found
 
 
 def faults(text: str) -> list[str]:
@@ -37,8 +63,10 @@ def faults(text: str) -> list[str]:
         found.append("the image is not based on Ray's")
     if not any(word == "RUN" and "pip wheel" in rest for word, rest in build):
         found.append("no stage builds the wheel")
-    pinned = '--constraint /tmp/constraints.txt "$(echo /tmp/dist/*.whl)[delta,report]"'
-    if not any(pinned in rest for word, rest in final if word == "RUN"):
+    if not any(word == "RUN" and re.search(r"pip install\b.* pip==\d", rest) for word, rest in build):
+        found.append("the wheel is built by whatever pip there is")
+    found += pip_faults(steps)
+    if not any(f"--constraint /tmp/constraints.txt {OUR_WHEEL}" in rest for word, rest in final if word == "RUN"):
         found.append("the wheel is not installed with the pinned versions")
     users = [rest for word, rest in final if word == "USER"]
     if not users or not users[-1].isdigit() or users[-1] == "0" or final[-1][0] != "USER":
@@ -71,6 +99,15 @@ def test_recipe_has_no_fault() -> None:
         ("COPY conf conf", "ADD conf conf"),
         ("ENV TZ=Etc/UTC", "ENV AWS_SECRET_ACCESS_KEY=x"),
         ("pip wheel", "pip list"),
+        (" pip==26.3", ""),
+        (" pip==26.3", " pip"),
+        ("hatchling==1.33.0", "hatchling"),
+        ("hatchling==1.33.0", "'hatchling>=1.33.0'"),
+        ("pluggy==1.7.0", "pluggy==1.6.0"),
+        ("trove-classifiers==2026.9.21.13", "trove-classifiers"),
+        ("--no-deps pip==", "pip=="),
+        (" --no-build-isolation", ""),
+        ("RUN pip install", "RUN apt-get install -y gcc\nRUN pip install"),
         ("--constraint /tmp/constraints.txt ", ""),
     ],
 )
