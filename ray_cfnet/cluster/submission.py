@@ -68,11 +68,13 @@ class SubmittedJob:
 
     def follow(self, on_log: Callable[[str], None]) -> tuple[str, int]:
         """Its log until it ends, then its status and exit code. Raises JobError when the cluster is lost."""
+        from aiohttp import ClientError  # Ray follows logs by it and lets its errors through
+
         try:
             asyncio.run(self._tail(on_log))
             while not (details := self.client.get_job_info(self.id)).status.is_terminal():
                 time.sleep(_LOOK_EVERY_S)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ClientError) as error:
             raise JobError(
                 f"lost the cluster while following job {self.id}; it may still run, ray job status {self.id} tells "
                 f"({type(error).__name__})"
@@ -90,7 +92,8 @@ def submit(command: str, file: Path, arguments: list[str], address: str | None) 
     """Sends `ray-cfnet COMMAND --config FILE ARGUMENTS` to a cluster, with this version's own code.
 
     What travels is this package and the one file, so that it does not matter where it is sent from. Raises
-    InputError when the cluster cannot be reached or does not know the token.
+    InputError when the cluster cannot be reached or does not know the token, JobError when it refuses the job or is
+    lost meanwhile.
     """
     client = _connect(address)
     with tempfile.TemporaryDirectory(prefix="ray-cfnet-") as directory:
@@ -101,6 +104,10 @@ def submit(command: str, file: Path, arguments: list[str], address: str | None) 
             job_id = client.submit_job(entrypoint=shlex.join(words), runtime_env={"working_dir": directory})
         except RuntimeError as error:
             raise JobError(f"the cluster refused the job: {error}") from error
+        except OSError as error:
+            raise JobError(
+                f"lost the cluster while sending the job; it may have it, ray job list tells ({type(error).__name__})"
+            ) from error
     return SubmittedJob(client, job_id, f"{client.get_address()}/#/jobs/{job_id}")
 
 

@@ -1,7 +1,15 @@
 """What a driver knows of its job, and what is said before anything is sent. Real submissions: tests/e2e."""
 
+import base64
+import hashlib
 import json
+import os
+import subprocess
+import sys
+import threading
 import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -10,7 +18,7 @@ from ray._private.runtime_env.packaging import create_package
 
 from ray_cfnet.cluster.submission import check_places, stop_grace_s, submission_id, submit
 from ray_cfnet.config import Config
-from ray_cfnet.errors import InputError
+from ray_cfnet.errors import InputError, JobError
 from tests.unit.helpers import CONFIG
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +66,90 @@ def test_a_cluster_that_is_not_there_is_told_with_a_remedy(monkeypatch: pytest.M
     with pytest.raises(InputError, match=r"no Ray cluster can be reached at http://127\.0\.0\.1:9") as refused:
         submit("explain", ROOT / "conf" / "loans.yaml", [], "127.0.0.1:9")
     assert "--address http://HEAD:8265" in refused.value.remedy
+
+
+class Dashboard(BaseHTTPRequestHandler):
+    """What `submit` needs of Ray's dashboard. It hangs up where `server.drops` says, in the middle of things."""
+
+    def do_GET(self) -> None:
+        if self.path == "/api/version":
+            self.answer({"version": "4", "ray_version": "2.60.0", "ray_commit": "", "session_name": ""})
+        elif self.path.startswith("/api/packages/"):
+            self.answer({})
+        elif self.path.endswith("/logs/tail") and self.server.drops == "with an error":
+            self.send_error(502)
+        elif self.path.endswith("/logs/tail") and self.server.drops == "after a line":
+            key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+            self.send_response(101)
+            self.send_header("Upgrade", "websocket")
+            self.send_header("Connection", "Upgrade")
+            self.send_header("Sec-WebSocket-Accept", base64.b64encode(hashlib.sha1(key.encode()).digest()).decode())
+            self.end_headers()
+            self.wfile.write(b"\x81\x06a line")
+        self.close_connection = True
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.drops != "the job itself":
+            self.answer({"job_id": "raysubmit_1", "submission_id": "raysubmit_1"})
+        self.close_connection = True
+
+    def answer(self, content: dict[str, str]) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture
+def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
+    for name in [name for name in os.environ if name.startswith("RAY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Dashboard)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("drops", ["at once", "with an error", "after a line"])
+def test_a_connection_lost_while_following_the_log_is_told_with_the_jobs_name(
+    drops: str, dashboard: ThreadingHTTPServer
+) -> None:
+    dashboard.drops = drops
+    job = submit("explain", ROOT / "conf" / "loans.yaml", [], f"127.0.0.1:{dashboard.server_port}")
+    lines: list[str] = []
+    with pytest.raises(JobError, match="lost the cluster while following job raysubmit_1; it may still run"):
+        job.follow(lines.append)
+    assert lines == (["a line"] if drops == "after a line" else [])
+
+
+def test_a_connection_lost_while_sending_is_told(dashboard: ThreadingHTTPServer) -> None:
+    dashboard.drops = "the job itself"
+    with pytest.raises(JobError, match="lost the cluster while sending the job"):
+        submit("explain", ROOT / "conf" / "loans.yaml", [], f"127.0.0.1:{dashboard.server_port}")
+
+
+def test_a_driver_refuses_relative_paths_with_2(tmp_path: Path) -> None:
+    words = ["--config", str(ROOT / "conf" / "loans.yaml"), "--input", "table", "--output", "out", "--bundle", "b"]
+    in_a_job = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"metadata": {"job_submission_id": "raysubmit_1"}})}
+    done = subprocess.run(
+        [sys.executable, "-m", "ray_cfnet", "explain", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **in_a_job},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "table.path table, output.path out, --bundle b" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_code_entry_points_and_configurations_are_uploaded(tmp_path: Path) -> None:
