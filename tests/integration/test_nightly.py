@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ray_cfnet.cli import main
 from ray_cfnet.config import Config
 from ray_cfnet.configfile import load_config
 from ray_cfnet.due import Choice
 from ray_cfnet.errors import BundleError, JobError, StoppedError
-from ray_cfnet.model.store import MODELS, promote, read_current
+from ray_cfnet.model.store import HISTORY, MODELS, promote, read_current
 from ray_cfnet.nightly import run_nightly
 from ray_cfnet.tables.lock import exclusive
 from ray_cfnet.tables.storage import Location
@@ -34,15 +36,32 @@ class Nights:
             self.write(day, DAY_ROWS, labels=False)
         promote(Location.of(self.bundle), Location.of(self.output / MODELS), self.configured(), "a test")
 
-    def configured(self, *overrides: str) -> Config:
+    @property
+    def settings(self) -> list[str]:
         places = [f"table.path={self.table}", f"output.path={self.output}", "table.sample=null"]
         # The bundle of these tests is a quick one, and one actor starts faster than two.
-        return load_config(CONF / "loans.yaml", [*places, "promotion={}", "cluster.num_actors=1", *overrides])
+        return [*places, "promotion={}", "cluster.num_actors=1"]
+
+    def configured(self, *overrides: str) -> Config:
+        return load_config(CONF / "loans.yaml", [*self.settings, *overrides])
 
     def run(self, *overrides: str, **choice: Any) -> dict[str, Any]:
         status = run_nightly(self.configured(*overrides), Choice(**choice), lambda _: None, lambda: lambda *_: None)
         assert self.status == json.loads(json.dumps(status))
         return status
+
+    def exit_code(self, *words: str) -> int:
+        """Of `ray-cfnet nightly`."""
+        settings = [word for setting in self.settings for word in ("--set", setting)]
+        with pytest.raises(SystemExit) as ended:
+            main(["nightly", "--config", str(CONF / "loans.yaml"), *settings, *words])
+        return int(ended.value.code or 0)
+
+    def age(self, days: int) -> None:
+        """The promotion was that long ago."""
+        [record] = (self.output / MODELS / HISTORY).glob("*.json")
+        at = (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="seconds")
+        record.write_text(json.dumps({**json.loads(record.read_text()), "at": at}))
 
     @property
     def status(self) -> dict[str, Any]:
@@ -167,6 +186,40 @@ def test_a_training_that_is_due_is_said_and_done_only_when_told_and_through_the_
     assert trained["retrain"]["done"]["decision"] == "refused"
     assert trained["retrain"]["done"]["to_id"] != said["model"]["id"]
     assert read_current(Location.of(nights.output / MODELS)).id == said["model"]["id"]
+
+
+def test_a_training_that_is_due_and_told_is_promoted_where_it_passes_and_explains_from_the_next_night_on(
+    nights: Nights,
+) -> None:
+    for day in DAYS:
+        nights.write(day, DAY_ROWS, labels=True)
+    nights.age(days=100)
+    not_compared = "promotion.tolerance={accuracy: null, validity: null, proximity: null}"
+    told = ("nightly.retrain=true", "training.epochs=1", not_compared)
+    tonight = nights.run(*told, until="2026-11-01")
+    assert (tonight["state"], tonight["model"]["id"]) == ("ok", Path(nights.bundle).name)
+    assert tonight["retrain"]["reasons"] == ["age: 100.0 days, nightly.max_model_age_days is 90"]
+    done = tonight["retrain"]["done"]
+    assert (done["decision"], done["failures"]) == ("promoted", [])
+    assert read_current(Location.of(nights.output / MODELS)).id == done["to_id"] != tonight["model"]["id"]
+    tomorrow = nights.run(*told, until="2026-11-01")
+    assert (tomorrow["model"]["id"], tomorrow["retrain"]["due"]) == (done["to_id"], False)
+
+
+def test_the_exit_code_tells_a_good_night_from_a_failed_and_from_a_wrong_one(
+    nights: Nights, capsys: pytest.CaptureFixture
+) -> None:
+    [file] = (nights.table / DAYS[2]).glob("*.parquet")
+    file.write_bytes(file.read_bytes()[:1000])
+    assert nights.exit_code("--until", "2026-11-01") == 0
+    assert nights.status["state"] == "ok"
+    assert nights.exit_code("--since", "2026-11-15") == 1
+    assert [entry["partition"] for entry in nights.status["failed"]] == [DAYS[2]]
+    shutil.rmtree(nights.output / MODELS)
+    assert nights.exit_code() == 2
+    assert "no store with a promoted one" in capsys.readouterr().err
+    assert nights.exit_code("--set", "nightly.windw=3") == 2
+    assert "did you mean window?" in capsys.readouterr().err
 
 
 def test_a_night_without_a_bundle_or_beside_another_says_so(nights: Nights) -> None:

@@ -13,7 +13,8 @@ from zoneinfo import ZoneInfo
 import pytest
 import yaml
 
-from tests.unit.k8s_checks import ROOT, Document, named, options_of, render, settings_of
+from ray_cfnet.configfile import load_config
+from tests.unit.k8s_checks import CONF, ROOT, Document, named, options_of, render, settings_of
 
 KUBECTL = """#!/bin/sh
 echo "$@" >> "$RECORD/calls"
@@ -90,6 +91,15 @@ def test_creates_the_job_of_the_day_from_its_template(start: Start) -> None:
     assert "cluster.num_actors=[1,16]" in options["overrides"]
 
 
+def test_a_range_of_actors_comes_through_the_shells_as_a_range(start: Start) -> None:
+    start.run("ray-cfnet-nightly", DATE="2026-11-15", NUM_ACTORS="[1,2]")
+    entrypoint = start.created["spec"]["entrypoint"]
+    for _ in range(2):  # the submitter's and the job's
+        entrypoint = subprocess.run(["sh", "-c", f"echo {entrypoint}"], capture_output=True, text=True).stdout
+    _, options = options_of(entrypoint.split())
+    assert load_config(CONF / "loans.yaml", options["overrides"]).cluster.num_actors == [1, 2]
+
+
 def test_job_goes_with_the_cronjobs_history(start: Start) -> None:
     start.run("ray-cfnet-explain", DATE="2026-11-15")
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "ray-cfnet-explain-29384930", "uid": "3c9b"}
@@ -155,6 +165,11 @@ def test_queue_is_on_the_job_and_not_on_the_template(start: Start) -> None:
     start.run("ray-cfnet-train", DATE="2026-11-15")
     assert start.created["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "ray-cfnet"
     assert start.created["metadata"]["name"] == "ray-cfnet-train-2026-11-15"
+
+
+def test_without_a_queue_a_job_waits_for_none(start: Start) -> None:
+    start.run("ray-cfnet-train", DATE="2026-11-15")
+    assert not [label for label in start.created["metadata"]["labels"] if "kueue" in label]
 
 
 BY_HAND = """#!/bin/sh
