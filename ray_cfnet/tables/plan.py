@@ -17,6 +17,7 @@ from ray_cfnet.tables.schema import value_type
 from ray_cfnet.tables.storage import FoundFile, Location
 
 _FOOTER_THREADS = 16
+_FOOTER_ATTEMPTS = 3
 _BUFFER_BYTES = 8 * 1024**2
 _AHEAD_BYTES = 64 * 1024**2
 _ENDINGS = (".parquet", ".pq", ".parq", "")  # some engines write files without an ending
@@ -166,14 +167,14 @@ def open_source(path: str, in_parts: bool = False) -> Source:
     """Lists a table's files and reads their footers. Raises InputError that names the file at fault.
 
     `in_parts` is for those who do one partition without another: files whose footer cannot be read are then kept as
-    `unreadable`, unless there is nothing else.
+    `unreadable`, unless there is nothing else, or they lie beside the partitions and so in none.
     """
     root = Location.of(path)
     if not root.exists():
         raise InputError(f"{root}: no such file or directory", "check table.path, or pass --input PATH")
     is_file = not root.is_dir()
     if not is_file:
-        found = [file for file in root.files() if posixpath.splitext(file.path)[1] in _ENDINGS]
+        found = [file for file in root.files() if _may_hold_rows(file)]
         if not found:
             raise InputError(f"{root}: no Parquet files in it", "put .parquet files there, or change table.path")
     else:
@@ -190,21 +191,31 @@ def open_source(path: str, in_parts: bool = False) -> Source:
         rows, schema = footer
         files.append(SourceFile(file, rows, schema, first_row))
         first_row += sum(rows)
-    if unreadable and not (in_parts and first_row):
-        raise unreadable[0].error
+    has_partitions = any(file.partition for file in files)
+    for bad in unreadable:
+        if not (in_parts and first_row) or (has_partitions and not bad.partition):
+            raise bad.error
     if first_row == 0:
         raise InputError(f"{path}: the table has zero rows", "check the job that writes it, or change table.path")
     return Source(root, tuple(files), is_file, tuple(unreadable))
 
 
-def _footer(file: Location) -> tuple[tuple[int, ...], pa.Schema] | InputError:
+def _may_hold_rows(file: FoundFile) -> bool:
+    ending = posixpath.splitext(file.path)[1]
+    # Some tools leave an empty file for each directory, such as ds=2026-11-15_$folder$.
+    return ending in _ENDINGS and (ending != "" or file.size > 0)
+
+
+def _footer(file: Location, attempts: int = _FOOTER_ATTEMPTS) -> tuple[tuple[int, ...], pa.Schema] | InputError:
     """Rows of each row group, and the columns as their writer saw them (time zones, dictionaries, ...)."""
     try:
         with pq.ParquetFile(file.path, filesystem=file.fs) as parquet:
             footer = parquet.metadata
             rows = tuple(footer.row_group(group).num_rows for group in range(footer.num_row_groups))
             return rows, parquet.schema_arrow.remove_metadata()
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: names that are no UTF-8
+        if isinstance(error, OSError) and attempts > 1:  # the storage may have stumbled
+            return _footer(file, attempts - 1)
         reason = str(error).splitlines()[0]
         return InputError(f"{file}: not a readable Parquet file ({reason})", "write the file again, or remove it")
 

@@ -212,6 +212,68 @@ def test_a_file_that_is_not_parquet_is_named(tmp_path: Path, content: bytes):
     assert remedy_of(error)
 
 
+def test_an_unreadable_file_beside_the_partitions_is_named_and_not_a_partition(tmp_path: Path):
+    write(tmp_path / "ds=1" / "a.parquet", range(3))
+    (tmp_path / "upload").write_bytes(b"half a file")
+    with pytest.raises(InputError, match=r"upload: not a readable Parquet file") as error:
+        open_source(str(tmp_path), in_parts=True)
+    assert remedy_of(error)
+    (tmp_path / "upload").rename(tmp_path / "ds=1" / "upload")
+    source = open_source(str(tmp_path), in_parts=True)
+    assert (source.partitions, [file.found.path for file in source.unreadable]) == (["ds=1"], ["ds=1/upload"])
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_empty_files_without_an_ending_mark_directories_and_are_no_part_of_the_table(tmp_path: Path, in_parts: bool):
+    write(tmp_path / "ds=2026-11-15" / "a.parquet", range(3))
+    for marker in ("ds=2026-11-15_$folder$", "ds=2026-11-15/nothing"):
+        (tmp_path / marker).touch()
+    source = open_source(str(tmp_path), in_parts)
+    assert [file.found.path for file in source.all_files] == ["ds=2026-11-15/a.parquet"]
+
+
+def test_a_file_whose_column_names_are_damaged_is_named(tmp_path: Path):
+    pq.write_table(pa.table({"income": [1]}), tmp_path / "a.parquet", store_schema=False)
+    content = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(content.replace(b"income", b"\xffncome"))
+    with pytest.raises(InputError, match=r"a\.parquet: not a readable Parquet file \('utf-8' codec"):
+        open_source(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts"),
+    [(pa.ArrowNotImplementedError("no such type"), 1), (pa.ArrowInvalid("no magic bytes"), 1), (OSError("reset"), 3)],
+    ids=["not implemented", "invalid", "storage"],
+)
+def test_a_footer_is_read_again_only_where_the_storage_may_have_stumbled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, attempts: int
+):
+    write(tmp_path / "a.parquet", range(3))
+    tried = []
+
+    def fails(path: str, **_: object) -> None:
+        tried.append(path)
+        raise error
+
+    monkeypatch.setattr(pq, "ParquetFile", fails)
+    with pytest.raises(InputError, match=rf"a\.parquet: not .* \({error}\)"):
+        open_source(str(tmp_path))
+    assert len(tried) == attempts
+
+
+def test_a_footer_that_can_be_read_the_second_time_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write(tmp_path / "a.parquet", range(3))
+    real, failing = pq.ParquetFile, iter([True])
+
+    def fails_once(*args: object, **kwargs: object) -> pq.ParquetFile:
+        if next(failing, False):
+            raise OSError("reset")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(pq, "ParquetFile", fails_once)
+    assert open_source(str(tmp_path)).num_rows == 3
+
+
 def test_a_table_with_zero_rows_is_refused(tmp_path: Path):
     write(tmp_path / "a.parquet", range(0))
     with pytest.raises(InputError, match="the table has zero rows"):
