@@ -32,12 +32,14 @@ _MOST_CHANGED = 10
 def run_id(source: Source, model_id: str, settings: dict[str, Any], output: pa.Schema) -> str:
     """The plan's fingerprint: the same inputs, model, settings and columns are the same run."""
     plan = {
-        "inputs": [(file.found.path, file.found.size, file.found.modified_ns) for file in source.all_files],
+        "inputs": [(file.found.path, file.found.size, file.found.modified_ns) for file in source.files],
         "root": str(source.root),
         "model_id": model_id,
         "settings": settings,
         "output": [(column.name, str(column.type)) for column in output],
     }
+    if source.unreadable:  # units have other numbers without them: no record may be taken for another unit's
+        plan["unreadable"] = [(bad.found.path, bad.found.size, bad.found.modified_ns) for bad in source.unreadable]
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
 
 

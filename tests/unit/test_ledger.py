@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ray_cfnet.cluster.ledger import RunFiles, UnitRecord, reconcile, run_id, totals
 from ray_cfnet.cluster.manifest import find_run, list_runs
 from ray_cfnet.errors import InputError, JobError
-from ray_cfnet.tables.plan import Piece, Source, SourceFile, Unit
+from ray_cfnet.tables.plan import Piece, Source, SourceFile, Unit, UnreadableFile
 from ray_cfnet.tables.storage import FoundFile, Location
 
 COLUMNS = pa.schema([("x", pa.int64())])
@@ -124,6 +124,19 @@ def test_the_run_id_changes_with_whatever_changes_the_rows() -> None:
     assert len(ids) == len(others)
     assert run_id(*arguments) not in ids
     assert run_id(*arguments) == run_id(source(), "model", {"desired": "yes"}, COLUMNS)
+
+
+def test_a_file_that_cannot_be_read_makes_another_run_than_the_same_file_that_can() -> None:
+    one, other = (FoundFile(f"ds=1/{name}.parquet", 1, 1) for name in "ab")
+    readable = [SourceFile(found, (3,), COLUMNS, 0) for found in (one, other)]
+    unreadable = UnreadableFile(other, InputError("b.parquet: not a readable Parquet file", "write it again"))
+    root = Location("/t")
+    sources = [
+        Source(root, tuple(readable)),
+        Source(root, (readable[0],), unreadable=(unreadable,)),
+        Source(root, (readable[0],)),
+    ]
+    assert len({run_id(source, "model", {}, COLUMNS) for source in sources}) == 3
 
 
 def test_runs_are_listed_in_the_order_of_their_ends_and_found_by_their_first_characters(tmp_path: Path) -> None:
