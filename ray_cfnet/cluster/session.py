@@ -18,7 +18,7 @@ def ray_session(min_cpus: int = 2) -> Iterator[None]:
     `ray job submit` sets RAY_ADDRESS, so a job finds its own cluster. Without it Ray starts here, with at
     least `min_cpus` logical CPUs so that workers of a small machine do not wait for each other.
 
-    SIGTERM ends the block with a StoppedError.
+    SIGTERM ends the block with a StoppedError, Ray's start and end included.
     """
     if ray.is_initialized():
         yield
@@ -26,6 +26,16 @@ def ray_session(min_cpus: int = 2) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray 2.60 warns about a change of GPU variables that does not concern CPU actors.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    with told_on_sigterm():
+        with told_on_sigterm():  # Ray puts a handler of its own in its place; leaving this block brings ours back
+            _start(min_cpus)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _start(min_cpus: int) -> None:
     if os.environ.get("RAY_ADDRESS"):
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
     else:
@@ -39,11 +49,6 @@ def ray_session(min_cpus: int = 2) -> Iterator[None]:
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
-    try:
-        with told_on_sigterm():
-            yield
-    finally:
-        ray.shutdown()
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """SIGTERM, as a scheduler or `ray job stop` sends it: end soon, and leave nothing half done."""
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ def told_on_sigterm() -> Iterator[None]:
     _sigterm_came.clear()
 
     def leave(*_: object) -> None:
+        if _sigterm_came.is_set() and sys.exception() is not None:
+            return  # the block is being left, and what tidies up must not be left half way
         _sigterm_came.set()
         # Not an Exception, so that nothing on the way takes it for its own trouble; Ray's C++ makes a new one of it.
         raise SystemExit
@@ -30,10 +33,24 @@ def told_on_sigterm() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, leave)
     try:
         yield
-    except SystemExit:
-        if _sigterm_came.is_set():
+    except SystemExit as error:
+        if _sigterm_came.is_set() or error.code == signal.SIGTERM:  # with this Ray goes while it starts
+            _sigterm_came.set()
             raise StoppedError("stopped by a signal; start it again: what was done stays done") from None
         raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def deaf_to_sigterm() -> Iterator[None]:
+    """For a short last step: there is nothing more that a signal could keep from being begun."""
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
     finally:
         signal.signal(signal.SIGTERM, before)
 

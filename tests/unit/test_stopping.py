@@ -10,7 +10,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import ray
 
+from ray_cfnet.cluster.session import ray_session
 from ray_cfnet.cluster.stopping import NoTimeLeftError, put_on_sigterm, told_on_sigterm
 from ray_cfnet.errors import StoppedError
 from ray_cfnet.tables.storage import Location
@@ -86,6 +88,56 @@ def test_whoever_opened_a_block_last_need_not_leave_it_first() -> None:
 
     with ExitStack() as later, pytest.raises(StoppedError), told_on_sigterm():
         work()
+
+
+def test_a_second_signal_does_not_interrupt_what_the_first_set_going() -> None:
+    reached = []
+
+    def work() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            reached.append("the end")
+
+    with pytest.raises(StoppedError), told_on_sigterm(), told_on_sigterm():
+        work()
+    assert reached == ["the end"]
+
+
+def test_a_signal_that_something_swallowed_does_not_make_deaf_to_the_next() -> None:
+    def work() -> None:
+        with contextlib.suppress(SystemExit):
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(StoppedError), told_on_sigterm():
+        work()
+
+
+@pytest.mark.parametrize("during", ["start", "work", "end"])
+def test_a_signal_is_told_while_ray_starts_works_and_ends(during: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, ended = signal.getsignal(signal.SIGTERM), []
+
+    def signal_in(moment: str) -> None:
+        if during == moment:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def init(**_: object) -> None:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))  # as Ray does
+        signal_in("start")
+
+    def shutdown() -> None:
+        ended.append("Ray")
+        signal_in("end")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", shutdown)
+    with pytest.raises(StoppedError, match="stopped by a signal"), ray_session():
+        signal_in("work")
+    assert ended == ([] if during == "start" else ["Ray"])
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_any_other_exit_stays_what_it_is() -> None:
