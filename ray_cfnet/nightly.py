@@ -23,7 +23,7 @@ from ray_cfnet.cluster.ledger import RUNS
 from ray_cfnet.cluster.manifest import known_runs
 from ray_cfnet.cluster.score import OnUnit, explain
 from ray_cfnet.cluster.session import ray_session
-from ray_cfnet.cluster.stopping import told_on_sigterm
+from ray_cfnet.cluster.stopping import deaf_to_sigterm, told_on_sigterm
 from ray_cfnet.cluster.submission import submission_id
 from ray_cfnet.commands import check_job, run_promote, run_train
 from ray_cfnet.config import Config
@@ -65,17 +65,18 @@ def run_nightly(config: Config, choice: Choice, say: Say, new_counter: Callable[
     check_job(config)
     output = Location.of(config.output.path)
     # Ray ends last: a signal leaves little time, and the lock must be free by then.
-    with ExitStack() as stack, exclusive(output / _LOCK, "a nightly run", patience_s=0):
+    with told_on_sigterm(), ExitStack() as stack, exclusive(output / _LOCK, "a nightly run", patience_s=0):
         night = _Night(config, choice, output, say, new_counter, stack)
         try:
             with told_on_sigterm():
                 night.do()
         except BaseException as error:
-            night.errors.append(str(error) if isinstance(error, RayCfnetError) else f"{type(error).__name__}: {error}")
+            night.errors.append(_told(error))
             raise
         finally:
-            status = night.status()
-            (output / STATUS).write_bytes(json.dumps(status, indent=1).encode())
+            with deaf_to_sigterm():
+                status = night.status()
+                (output / STATUS).write_bytes(json.dumps(status, indent=1).encode())
     return status
 
 
@@ -128,9 +129,9 @@ class _Night:
             step(partition)
         except StoppedError:
             raise
-        except RayCfnetError as error:
-            self.failed.append({"partition": partition, "error": str(error)})
-            self.errors.append(f"{partition or 'the table'}: {error}")
+        except Exception as error:  # a trouble that nobody thought of is no reason to leave out the others
+            self.failed.append({"partition": partition, "error": _told(error)})
+            self.errors.append(f"{partition or 'the table'}: {_told(error)}")
             self.say(f"failed: {self.errors[-1]}")
 
     def _of_this_model(self) -> list[str]:
@@ -203,8 +204,8 @@ class _Night:
                 continue
             try:
                 page = write_report(self.config.output.path, run_id)
-            except RayCfnetError as error:
-                self.errors.append(f"report of run {run_id}: {error}")
+            except Exception as error:  # DuckDB's own, a full disk
+                self.errors.append(f"report of run {run_id}: {_told(error)}")
                 continue
             if run_id in tonight:
                 tonight[run_id]["report"] = page
@@ -217,6 +218,8 @@ class _Night:
         try:
             trained = run_train(self.config, lambda _: None)
             decided = run_promote(self.config, trained["bundle"], None, None)
+        except StoppedError:
+            raise
         except RayCfnetError as error:
             self.errors.append(f"training: {error}")
             return
@@ -247,6 +250,10 @@ class _Night:
             "retrain": self.retrain or None,
             "errors": self.errors,
         }
+
+
+def _told(error: BaseException) -> str:
+    return str(error) if isinstance(error, RayCfnetError) else f"{type(error).__name__}: {error}"
 
 
 def _age(model_id: str, history: list[Record]) -> dict[str, Any]:
