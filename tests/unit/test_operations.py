@@ -91,6 +91,20 @@ def test_settings_that_the_manual_names_are_there() -> None:
     assert {"max_model_age_days", "max_drift", "window", "retrain", "retrain_wait_days"} <= named
 
 
+def messages_of_the_code() -> str:
+    """All of the source, strings of several lines as one, what is filled in as three dots."""
+    source = "\n".join(file.read_text() for file in sorted((ROOT / "ray_cfnet").rglob("*.py")))
+    return re.sub(r"\{[^{}]*\}", "...", re.sub(r'"\n *f?"', "", source))
+
+
+def test_alarms_quote_what_the_code_says() -> None:
+    quoted = {words for row in table_below("What each alarm means") for words in re.findall('"([^"]+)"', row[0])}
+    assert {"not a readable Parquet file", "units were left out", "stopped by a signal"} <= quoted
+    messages = messages_of_the_code()
+    assert [words for words in quoted if words not in messages] == []
+    assert "was begun ... times and its actor died at once" not in messages
+
+
 def test_status_has_the_keys_of_the_manual() -> None:
     from ray_cfnet.due import Choice
     from ray_cfnet.nightly import _Night
