@@ -85,6 +85,11 @@ def test_an_unreadable_file_fails_its_partition_alone_and_mended_the_run_goes_on
     result = run_explain(config, trained.bundle, None, QUIET)
     assert result["rows_in"] == 3 * DAY_ROWS
     assert len(counted(output)) == 3
+    if damage == "cut short":
+        broken.write_bytes(whole[:third])
+        with pytest.raises(JobError, match="1 of 3 units failed"):
+            run_explain(config, trained.bundle, None, QUIET)
+        assert counted(output)["2026-11-14"] == (DAY_ROWS, DAY_ROWS), "what an earlier run said remains"
 
 
 def test_too_many_rejects_fail_the_run_after_all_is_written(trained: Trained, days: Path) -> None:
@@ -160,6 +165,12 @@ def test_a_delta_table_gets_one_version_a_run_and_keeps_the_old_ones(trained: Tr
     assert DeltaTable(str(output)).version() == before + 1
     with pytest.raises(InputError, match="holds a Delta table"):
         run_explain(configured(days), trained.bundle, None, QUIET)
+    [file] = (days / "ds=2026-11-14").glob("*.parquet")
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(JobError, match="1 of 3 units failed"):
+        run_explain(config, trained.bundle, None, QUIET)
+    third = run_runs(str(output), None)["runs"][-1]["run_id"]
+    assert rows(before + 2) == [(first["run_id"], DAY_ROWS), (third, DAY_ROWS + 100)], "the old rows of 14 remain"
 
 
 def test_a_delta_run_killed_before_its_commit_is_finished_without_work(
