@@ -300,7 +300,7 @@ def suggest(
 
     def confirm(name: str) -> bool | None:
         question = f"Is {name} something that a person cannot change?"
-        return typer.confirm(question, default=True, err=True) if asks else None
+        return typer.confirm(question, default=True, err=True) if asks else (True if yes else None)
 
     text = suggest_config(table, target, keys or [], confirm)
     if as_json:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ray_cfnet.config_words import FEATURE_WORDS
+from ray_cfnet.config_words import FEATURE_WORDS, label_text
 from ray_cfnet.config_words import Words as Words
 from ray_cfnet.features import CategoricalFeature as CategoricalFeature
 from ray_cfnet.features import ContinuousFeature as ContinuousFeature
@@ -219,6 +219,12 @@ class Explain(Section):
     words: bool = Field(
         default=True, description="reason_1 to reason_4 and a sentence for every row; false leaves these columns null"
     )
+
+    @classmethod
+    def _faults_between(cls, data: dict[str, Any]) -> Iterator[Fault]:
+        desired = data.get("desired", "opposite")
+        if desired != "opposite" and data.get("only") == f"pred_label={label_text(desired)}":
+            yield "only", "chooses the rows that are as desired already; name another class"
 
 
 class Evaluate(Section):

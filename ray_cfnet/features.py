@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import Field, field_validator
@@ -84,22 +85,30 @@ class ContinuousFeature(Section):
         said = [key for key in ("step", "decimals", "allowed") if data.get(key) is not None]
         for key in said[1:]:
             yield key, f"contradicts {said[0]}, which also says what values a change may lead to; remove one"
-        most, _ = _room(data.get("max_change"))
+        lower, upper = _end(data, 0), _end(data, 1)
+        most, percent = _room(data.get("max_change"))
+        if percent is not None and math.isfinite(lower) and math.isfinite(upper):
+            most = percent / 100 * max(abs(lower), abs(upper))
         least, step, decimals = data.get("tolerance"), data.get("step"), data.get("decimals")
         if step is None and isinstance(decimals, int) and 0 <= decimals <= 12:
             step = float(f"1e-{decimals}")
         for key, size in (("tolerance", least), ("step", step)):
             if most is not None and _is_number(size) and most < size:
                 yield "max_change", f"{most:g} is less than the {key} {size:g}: nothing could ever change"
-        lower, upper = _end(data, 0), _end(data, 1)
         if lower == upper and data.get("immutable") is not True:
             yield "bounds", f"{lower:g} is the only value left: nothing could ever change; declare immutable: true too"
         if _is_number(least) and lower <= upper and least > upper - lower:
             yield "tolerance", f"{least:g} is wider than the bounds: nothing could ever change"
         allowed = data.get("allowed")
-        outside = [_is_number(v) and not lower <= v <= upper for v in allowed] if isinstance(allowed, list) else []
+        values: list[Any] = allowed if isinstance(allowed, list) else []
+        outside = [_is_number(v) and not lower <= v <= upper for v in values]
         if outside and all(outside):
             yield "allowed", "every value lies outside of the bounds: nothing could ever change"
+        elif values and all(map(_is_number, values)):
+            if data.get("direction") == "increase" and max(values) <= lower:
+                yield "allowed", f"no value lies above the lower bound {lower:g}, and it may only increase"
+            if data.get("direction") == "decrease" and min(values) >= upper:
+                yield "allowed", f"no value lies below the upper bound {upper:g}, and it may only decrease"
 
 
 class CategoricalFeature(Section):
@@ -152,6 +161,7 @@ Feature = Annotated[ContinuousFeature | CategoricalFeature, Field(discriminator=
 def rule_faults(rules: list[Any], features: dict[str, Any]) -> Iterator[Fault]:
     names = [str(name) for name in features]
     seen: dict[Relation, int] = {}
+    lowest = _lowest(rules, features)
     for place, text in enumerate(rules):
         key = ("rules", place)
         try:
@@ -168,7 +178,7 @@ def rule_faults(rules: list[Any], features: dict[str, Any]) -> Iterator[Fault]:
             for name, feature in ((relation.first, first), (relation.second, second)):
                 if feature.get("kind") == "categorical":
                     yield key, f"{name} is categorical, and only numbers can be compared"
-            least, most = _end(first, 0), _end(second, 1)
+            least, most = lowest[relation.first], _end(second, 1)
             if least > most:
                 yield (
                     key,
@@ -179,6 +189,20 @@ def rule_faults(rules: list[Any], features: dict[str, Any]) -> Iterator[Fault]:
                 key,
                 f"{relation.second} is immutable, so {relation.first} could never change; declare that, or remove one",
             )
+
+
+def _lowest(rules: list[Any], features: dict[str, Any]) -> dict[str, float]:
+    """What each feature is at least, also by way of others that it may not fall below."""
+    lowest = {str(name): _end(_as_written(feature), 0) for name, feature in features.items()}
+    relations = []
+    for text in rules:
+        with suppress(ValueError):
+            relations += [parse_relation(text, lowest)] if isinstance(text, str) else []
+    for _ in relations:  # the longest chain
+        for relation in relations:
+            if relation.kind == "at_most":
+                lowest[relation.second] = max(lowest[relation.second], lowest[relation.first])
+    return lowest
 
 
 def _as_written(feature: Any) -> dict[str, Any]:

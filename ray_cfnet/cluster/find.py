@@ -129,8 +129,16 @@ def _row(root: Location, file: SourceFile, wanted: dict[str, pa.Scalar]) -> dict
     columns = pa.schema([column.with_type(value_type(column.type)) for column in file.schema])
     path = posixpath.join(root.path, file.found.path)
     table = ds.dataset(path, schema=columns, format="parquet", filesystem=root.fs)
-    rows = table.scanner(filter=_filter(wanted), batch_readahead=1).head(1).to_pylist()
-    return dict(rows[0])
+    row = table.scanner(filter=_filter(wanted), batch_readahead=1).head(1)
+    return {name: _as_written(row.column(name)[0]) for name in row.column_names}
+
+
+def _as_written(value: pa.Scalar) -> Any:
+    """A narrow 0.1 is 0.1, and not the double that is nearest to what it holds."""
+    plain = value.as_py()
+    if isinstance(plain, float) and value.type in (pa.float32(), pa.float16()):
+        return float(str(value.type.to_pandas_dtype()(plain)))
+    return plain
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,10 @@ _MEANINGS = {
     "pred_proba": "the model's probability of pred_label",
     "cf_valid": "is the generated counterfactual (cf_) predicted as the desired class?",
     "cf_proba": "probability of the desired class at the generated counterfactual (cf_)",
-    **{f"reason_{number}": f"the change of fcf_ that matters most, number {number}" for number in range(1, 5)},
+    **{
+        name: f"the change of fcf_ that matters most, number {number}; of no_feasible_cf rows what is in the way"
+        for number, name in enumerate(REASONS, start=1)
+    },
     "explanation": "the row's explanation as a sentence",
     "row_status": "ok: fcf_ is there and valid; already_desired: nothing to change; no_feasible_cf: none was found; "
     "not_selected: a prediction alone",

@@ -47,7 +47,7 @@ from ray_cfnet.tables.codec import (
     to_unit,
 )
 from ray_cfnet.tables.constraints import project
-from ray_cfnet.tables.schema import TableSchema
+from ray_cfnet.tables.schema import FloatArray, TableSchema
 
 BATCH_ROWS = 32_768
 """Rows per forward pass: refinement makes many small steps, whose fixed cost is shared by these; more gain nothing."""
@@ -146,7 +146,7 @@ class Explainer:
         found.status[~asking] = ALREADY_DESIRED
         stuck = np.flatnonzero(found.status == NO_FEASIBLE_CF)
         if len(stuck):
-            found.binding[stuck] = binding_features(found.cf.take(stuck), found.fcf.take(stuck), self.schema)
+            found.binding[stuck] = binding_features(self._held_back(found, desired, stuck), self.schema)
 
     def predicted(self, rows: Encoded) -> CodeArray:
         """(N,) the predicted classes of rows without rejects."""
@@ -220,6 +220,15 @@ class Explainer:
         for option, other in zip(found.options, others, strict=True):
             option.fcf.values[some], option.fcf.codes[some] = other.fcf.values, other.fcf.codes
             option.exists[some], option.probability[some] = other.exists, other.probability
+
+    def _held_back(self, found: Explanations, desired: CodeArray, stuck: CodeArray) -> FloatArray:
+        """(N, F) how much the rules are in the way of rows without an answer, feature by feature."""
+        if self._repairer is not None:
+            return self._repairer.held_back(found.rows.take(stuck), desired[stuck])
+        # Without examples of the class: how far they moved what the network proposes.
+        cf, fcf = found.cf.take(stuck), found.fcf.take(stuck)
+        spans = np.array([feature.span for feature in self.schema.continuous])
+        return np.concatenate([np.abs(cf.values - fcf.values) / spans, cf.codes != fcf.codes], axis=1)
 
     def _proof(self, candidates: Encoded, desired: CodeArray) -> tuple[Mask, Floats]:
         """Whether each candidate is predicted as desired, and with which probability."""
@@ -310,17 +319,12 @@ def selected_class(only: str, schema: TableSchema) -> int | None:
     return names.index(label)
 
 
-def binding_features(cf: Encoded, fcf: Encoded, schema: TableSchema) -> npt.NDArray[np.int16]:
-    """(N, 4) the features that the rules have moved most away from what the network proposes, -1 for none.
-
-    They are positions in the schema.
-    """
-    spans = np.array([feature.span for feature in schema.continuous])
-    moved = np.concatenate([np.abs(cf.values - fcf.values) / spans, cf.codes != fcf.codes], axis=1)
-    order = np.argsort(-moved, axis=1, kind="stable")[:, :NUM_REASONS]
+def binding_features(held_back: FloatArray, schema: TableSchema) -> npt.NDArray[np.int16]:
+    """(N, 4) the features (as positions in the schema) that the rules hold back most, -1 for none."""
+    order = np.argsort(-held_back, axis=1, kind="stable")[:, :NUM_REASONS]
     position = np.array([schema.features.index(feature) for feature in (*schema.continuous, *schema.categorical)])
-    binding = np.full((len(moved), NUM_REASONS), -1, dtype=np.int16)
-    binding[:, : order.shape[1]] = np.where(np.take_along_axis(moved, order, axis=1) > 0, position[order], -1)
+    binding = np.full((len(held_back), NUM_REASONS), -1, dtype=np.int16)
+    binding[:, : order.shape[1]] = np.where(np.take_along_axis(held_back, order, axis=1) > 0, position[order], -1)
     return binding
 
 

@@ -22,11 +22,14 @@ def shown_decimals(feature: Continuous) -> int:
     return int(np.clip(_SHOWN_SHARE - np.floor(np.log10(feature.span)), 0, 15))
 
 
-def number_texts(values: FloatArray, decimals: int, prefix: str = "") -> tuple[Indices, pa.Array]:
+def number_texts(values: FloatArray, decimals: int | None, prefix: str = "") -> tuple[Indices, pa.Array]:
     """(codes, texts): `values[i]` reads `texts[codes[i]]`, such as -$1,234.50 with `prefix` $.
 
-    Exact for all values that have this many decimals. Those too large to have them are written as Arrow does.
+    Exact for all values that have this many decimals. Those too large to have them are written as Arrow does, and all
+    of them where `decimals` is None.
     """
+    if decimals is None:
+        return np.arange(len(values), dtype=np.int32), _as_arrow_writes(values, prefix)
     scaled = np.rint(values * 10.0**decimals)
     # Up to here the product is less than a half away from the whole number it stands for.
     too_large = ~(np.abs(scaled) < (2.0**51 if decimals else 2.0**53))
@@ -38,8 +41,12 @@ def number_texts(values: FloatArray, decimals: int, prefix: str = "") -> tuple[I
     if some_too_large:
         large = values[too_large]
         codes[too_large] = len(texts) + np.arange(len(large), dtype=np.int32)
-        texts = pa.concat_arrays([texts, _signed(pc.cast(pa.array(np.abs(large)), pa.string()), large < 0, prefix)])
+        texts = pa.concat_arrays([texts, _as_arrow_writes(large, prefix)])
     return codes, texts
+
+
+def _as_arrow_writes(values: FloatArray, prefix: str) -> pa.Array:
+    return _signed(pc.cast(pa.array(np.abs(values)), pa.string()), values < 0, prefix)
 
 
 def _distinct(numbers: npt.NDArray[np.int64]) -> tuple[Indices, npt.NDArray[np.int64]]:

@@ -1,6 +1,7 @@
 """Features in words: what the templates say of a change, as numbers into a pool of texts."""
 
 from dataclasses import dataclass, field
+from itertools import product
 from string import Formatter
 
 import numpy as np
@@ -11,7 +12,7 @@ import pyarrow.compute as pc
 from ray_cfnet.config import Words
 from ray_cfnet.config_words import FeatureWords, label_text
 from ray_cfnet.explain.numbers import Indices, number_texts, shown_decimals
-from ray_cfnet.tables.codec import CodeArray
+from ray_cfnet.tables.codec import CodeArray, Mask
 from ray_cfnet.tables.schema import Categorical, Continuous, Feature, FloatArray
 
 UP, DOWN = 0, 1
@@ -76,8 +77,9 @@ class SpokenNumber:
         difference = np.abs(new - old)
         ways = np.where(new > old, UP, DOWN)
         pieces = found.pieces[:, position]
-        for way, slots in enumerate(self.templates):
-            here = np.flatnonzero(ways == way)
+        alike = self._read_alike(old, new)
+        for (way, slots), exact in product(enumerate(self.templates), (False, True)):
+            here = np.flatnonzero((ways == way) & (alike == exact))
             if not len(here):
                 continue
             pieces[len(slots) :, rows[here]] = 0
@@ -85,23 +87,48 @@ class SpokenNumber:
                 if slot.placeholder is None:
                     pieces[number, rows[here]] = found.add(pa.array([slot.before]))
                     continue
-                values = {"old": old, "new": new, "change": difference}[slot.placeholder]
-                codes, texts = self._texts(values[here], slot)
+                values = self._factor * {"old": old, "new": new, "change": difference}[slot.placeholder][here]
+                if exact:
+                    values = _to_the_digit_that_differs(values, self._factor * difference[here])
+                codes, texts = self._texts(values, slot, exact)
                 pieces[number, rows[here]] = found.add(texts) + codes
         return difference / self.feature.span, ways
 
-    def _texts(self, values: FloatArray, slot: Slot) -> tuple[Indices, pa.Array]:
+    @property
+    def _decimals(self) -> int:
         words, decimals = self.words, shown_decimals(self.feature)
+        if words.decimals is not None:
+            return words.decimals
+        if words.format == "money":
+            return max(decimals, 2) if decimals else 0  # 12.50, as prices are written
+        return max(decimals - 2, 0) if words.format == "percent" else decimals
+
+    @property
+    def _factor(self) -> int:
+        return 100 if self.words.format == "percent" else 1
+
+    def _read_alike(self, old: FloatArray, new: FloatArray) -> Mask:
+        """Changes of values that lie off the grid, or are told with few decimals: from 200 to 200 tells nothing."""
+        scale = self._factor * 10.0**self._decimals
+        return np.rint(old * scale) == np.rint(new * scale)
+
+    def _texts(self, values: FloatArray, slot: Slot, exact: bool) -> tuple[Indices, pa.Array]:
+        words = self.words
         prefix, suffix = "", words.unit
         if words.format == "money":
             prefix, suffix = words.unit, ""
-            decimals = max(decimals, 2) if decimals else 0  # 12.50, as prices are written
         elif words.format == "percent":
-            values, decimals, suffix = values * 100, max(decimals - 2, 0), "%"
+            suffix = "%"
         elif suffix[:1].isalpha():
             suffix = " " + suffix  # a word is set apart, a sign is not
-        codes, texts = number_texts(values, decimals if words.decimals is None else words.decimals, prefix)
+        codes, texts = number_texts(values, None if exact else self._decimals, prefix)
         return codes, pc.binary_join_element_wise(slot.before, texts, suffix + slot.after, "")
+
+
+def _to_the_digit_that_differs(values: FloatArray, difference: FloatArray) -> FloatArray:
+    """And one more: two values this far apart read differently, and no longer than they must."""
+    scale = 10.0 ** np.clip(np.ceil(-np.log10(difference)) + 1, 0, 15)
+    return np.rint(values * scale) / scale
 
 
 @dataclass

@@ -7,7 +7,8 @@ is linear in the features: a change adds the difference of two rows of its weigh
 of a batch are tried at once, and a row that is done is left alone.
 
 Nothing here breaks a rule: a value is the row's or the candidate's, or lies between them and is projected. Features
-that rules tie together change together and go back together; a number of them shrinks as far as these rules let it.
+that rules tie together change together, go back together, and then one by one where the rules let them; a number of
+them shrinks as far as these rules let it.
 """
 
 import math
@@ -25,7 +26,7 @@ from ray_cfnet.model.net import Rows
 from ray_cfnet.tables.codec import CodeArray, Encoded, Mask, to_unit
 from ray_cfnet.tables.constraints import project_number
 from ray_cfnet.tables.relations import broken, linked_groups
-from ray_cfnet.tables.schema import FloatArray, TableSchema
+from ray_cfnet.tables.schema import TableSchema
 from ray_cfnet.tables.usual import Bins, Usual
 
 _HAIR = 1e-4
@@ -64,6 +65,7 @@ class Refiner:
             trial = _Trial(self, rows, candidates, desired)
             trial.change_until_desired()
             trial.take_back_what_is_not_needed()
+            trial.take_back_tied_ones_alone()
             return trial.with_smaller_numbers()
 
 
@@ -83,25 +85,26 @@ class _Trial:
     """
 
     def __init__(self, refiner: Refiner, rows: Encoded, candidates: Encoded, desired: CodeArray) -> None:
-        self.inference, self.schema, self.least_lead = refiner.inference, refiner.schema, refiner.least_lead
+        self.inference, self.schema = refiner.inference, refiner.schema
         self.layer = self.inference.net.encoder_in
         self.weight = self.layer.weight.detach()
         self.num_rows, self.num_numbers = len(rows), len(self.schema.continuous)
         self.rows, self.candidates = rows, candidates
         self.desired = self._tensor(desired)
         own = Rows(self._tensor(to_unit(rows.values, self.schema)), self._tensor(rows.codes))
-        self.moves = self._tensor(to_unit(candidates.values, self.schema)).T - own.continuous.T
-        new_codes = self._tensor(candidates.codes)
-        changed = torch.cat([self._tensor(rows.values != candidates.values).T, (own.codes != new_codes).T])
+        new = Rows(self._tensor(to_unit(candidates.values, self.schema)), self._tensor(candidates.codes))
+        self.moves = new.continuous.T - own.continuous.T
+        changed = torch.cat([self._tensor(rows.values != candidates.values).T, (own.codes != new.codes).T])
         # A change adds factors * weight[weight_rows], of the new value and of the own; a number needs the first only.
         self.weight_rows = torch.empty((len(changed), self.num_rows, 2), dtype=torch.int64, device=self.weight.device)
         self.weight_rows[: self.num_numbers] = torch.arange(self.num_numbers, device=self.weight.device)[:, None, None]
         offsets = (self.layer.block_offsets + self.num_numbers)[:, None]
-        for end, codes in enumerate((new_codes, own.codes)):
+        for end, codes in enumerate((new.codes, own.codes)):
             torch.add(codes.T, offsets, out=self.weight_rows[self.num_numbers :, :, end])
         self.factors = torch.zeros(self.weight_rows.shape, dtype=self.moves.dtype, device=self.weight.device)
         self.factors[: self.num_numbers, :, 0] = self.moves
         self.factors[self.num_numbers :] = torch.tensor([1.0, -1.0], device=self.weight.device)
+        self.least_lead = self._reachable(refiner, new)
         self.first = self.inference.first_layer(own).T.contiguous()
         leads, slope = self.inference.slope(self.first, self.desired)
         self.lead = leads - self.least_lead
@@ -115,6 +118,13 @@ class _Trial:
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.weight.device)
+
+    def _reachable(self, refiner: Refiner, candidates: Rows) -> Tensor | float:
+        """By how much the desired class must lead: by the margin, or (B,) by what a candidate has that misses it."""
+        if not refiner.margin:
+            return refiner.least_lead
+        leads = lead(self.inference.logits_from(self.inference.first_layer(candidates)), self.desired)
+        return (leads - _HAIR).clamp(max=refiner.least_lead)
 
     def _gains(self, slope: Tensor) -> Tensor:
         """(F, B) by how much each change brings the desired class forward, about."""
@@ -132,7 +142,8 @@ class _Trial:
 
     def _leads(self, first: Tensor, some: Tensor | slice) -> Tensor:
         """By how much the desired class leads more than it must; the first layer is overwritten."""
-        return lead(self.inference.logits_from(first.T), self.desired[some]) - self.least_lead
+        least = self.least_lead[some] if isinstance(self.least_lead, Tensor) else self.least_lead
+        return lead(self.inference.logits_from(first.T), self.desired[some]) - least
 
     def _add(self, first: Tensor, some: Tensor, features: Tensor, sign: float) -> None:
         """Makes a change of each of some rows on their first layer, or takes it back."""
@@ -212,19 +223,42 @@ class _Trial:
                 going = can[places]
                 self.kept[partner[going], some[places[going]]] = False
 
+    def take_back_tied_ones_alone(self) -> None:
+        """Changes that came along with others, where neither the class nor a rule asks for them."""
+        for group in self.groups:
+            for member in [*group] * (len(group) - 1):  # what one needs can go when that one has gone
+                some = self.kept[member].nonzero()[:, 0]
+                feature, first = torch.full_like(some, member), self.first.index_select(0, some)
+                self._add(first, some, feature, -1.0)
+                leads = self._leads(first.clone(), some)
+                picked = some.cpu().numpy()
+                now, own = self._with_changes(picked), self.rows.take(picked)
+                now.column(member)[:] = own.column(member)
+                can = (leads > 0) & ~self._tensor(self._breaks_relations(member, own, now))
+                if self.usual is not None:
+                    can = self.usual.take_back(some, feature, [], can)
+                spared = can.nonzero()[:, 0]
+                back = some.index_select(0, spared)
+                self.first.index_copy_(0, back, first.index_select(0, spared))
+                self.lead.index_copy_(0, back, leads.index_select(0, spared))
+                self.lead_without[member, some] = leads
+                self.kept[member, back] = False
+
+    def _with_changes(self, picked: CodeArray | slice) -> Encoded:
+        """Rows with the changes that are kept."""
+        kept = self.kept[:, picked].cpu().numpy()
+        own, new = self.rows.take(picked), self.candidates.take(picked)
+        result = Encoded.like(own)
+        for position, taken in enumerate(kept):
+            result.column(position)[:] = np.where(taken, new.column(position), own.column(position))
+        return result
+
     def with_smaller_numbers(self) -> Encoded:
         """The rows with the changes that are needed, and one number of each shrunk: that which can come nearest.
 
         It takes up most of what the desired class leads by: a second one comes hardly nearer.
         """
-        kept = self.kept.cpu().numpy()
-        result = Encoded.like(self.rows)
-        for column in range(self.num_numbers):
-            own, new = self.rows.values[:, column], self.candidates.values[:, column]
-            result.values[:, column] = np.where(kept[column], new, own)
-        for column in range(len(self.schema.categorical)):
-            taken = kept[self.num_numbers + column]
-            result.codes[:, column] = np.where(taken, self.candidates.codes[:, column], self.rows.codes[:, column])
+        result = self._with_changes(slice(None))
         if self.num_numbers:
             room = self.lead / (self.lead - self.lead_without[: self.num_numbers]) * self.moves.abs()
             # What is not needed to lead is kept because it is usual.
@@ -262,19 +296,19 @@ class _Trial:
             stays: Mask = leads > 0
             if self.groups:
                 for column, part in parts:
-                    stays[part] &= ~self._breaks_relations(column, value[part], picked[part], result)
+                    now = Encoded(result.values[picked[part]], result.codes[picked[part]])
+                    now.values[:, column] = value[part]
+                    stays[part] &= ~self._breaks_relations(column, self.rows.take(picked[part]), now)
             far, near = np.where(stays, value, far), np.where(stays, near, value)
             far_lead, near_lead = np.where(stays, leads, far_lead), np.where(stays, near_lead, leads)
         result.values[picked, columns] = far
 
-    def _breaks_relations(self, column: int, value: FloatArray, picked: CodeArray, result: Encoded) -> Mask:
-        """Where another value of a number breaks what rules ask of it and of the result's other features."""
-        name, schema = self.schema.continuous[column].name, self.schema
-        now = Encoded(result.values[picked], result.codes[picked])
-        now.values[:, column] = value
-        own = self.rows.take(picked)
-        tied = [rule for rule in schema.rules if name in (rule.first, rule.second)]
-        return np.logical_or.reduce([np.zeros(len(value), dtype=bool), *(broken(own, now, schema, r) for r in tied)])
+    def _breaks_relations(self, position: int, rows: Encoded, changed: Encoded) -> Mask:
+        """Which changed rows break a rule between this feature and another."""
+        tied = [r for r in self.schema.rules if position in map(self.schema.position, (r.first, r.second))]
+        return np.logical_or.reduce(
+            [np.zeros(len(rows), dtype=bool), *(broken(rows, changed, self.schema, r) for r in tied)]
+        )
 
 
 class _UsualTrial:

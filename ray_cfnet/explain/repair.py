@@ -98,23 +98,61 @@ class Repairer:
             best_leads[asking] = leads[chosen]
         return best, best_leads
 
+    def held_back(self, rows: Encoded, desired: CodeArray) -> FloatArray:
+        """(N, F) how much of the desired class the rules cost in each feature, about; 0 where they ask for nothing.
+
+        Seen at the nearest example of the class: what it has, less what the rules leave of it. At least a little
+        where they leave less, so that what is in the way is named also where the network does not mind.
+        """
+        cost = np.zeros((len(rows), rows.values.shape[1] + rows.codes.shape[1]))
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            part = np.arange(start, min(start + _ROWS_AT_ONCE, len(rows)))
+            for label in np.unique(desired[part]):
+                examples, asking = self.reference.of_class(int(label)), part[desired[part] == label]
+                if len(examples):
+                    cost[asking] = self._held_back_from(rows.take(asking), examples, desired[asking])
+        return cost
+
+    def _held_back_from(self, rows: Encoded, examples: Encoded, desired: CodeArray) -> FloatArray:
+        each, every = np.repeat(np.arange(len(rows)), len(examples)), np.tile(np.arange(len(examples)), len(rows))
+        far = distances(rows.take(each), examples.take(every), self.schema).reshape(len(rows), -1)
+        wished = examples.take(far.argmin(axis=1))
+        left = project(rows, wished, self.schema)
+        gains = self._gains(left, desired)
+        count, places = rows.values.shape[1], np.arange(len(rows))
+        missing = [gains[:, :count] * (to_unit(wished.values, self.schema) - to_unit(left.values, self.schema))]
+        for column, start in enumerate(self._category_starts):
+            by_code = gains[:, start:]
+            missing.append((by_code[places, wished.codes[:, column]] - by_code[places, left.codes[:, column]])[:, None])
+        differs = np.concatenate([wished.values != left.values, wished.codes != left.codes], axis=1)
+        return np.where(differs, np.concatenate(missing, axis=1).clip(1e-9), 0.0)
+
+    @property
+    def _category_starts(self) -> list[int]:
+        """Of each category's block among the columns of the first layer's weight."""
+        return (self.inference.net.encoder_in.block_offsets + len(self.schema.continuous)).tolist()
+
+    def _gains(self, candidates: Encoded, desired: CodeArray) -> FloatArray:
+        """(N, D) by how much each encoded column brings the desired class forward."""
+        first = self.inference.first_layer(self._tensors(candidates)).T.contiguous()
+        _, slope = self.inference.slope(first, self._tensor(desired))
+        return (slope @ self.inference.net.encoder_in.weight.detach().T).cpu().numpy()
+
     def _climbed(
         self, rows: Encoded, candidates: Encoded, desired: CodeArray, frozen: Mask | None
     ) -> tuple[Encoded, FloatArray]:
         """Candidates moved uphill until they reach the desired class, as far as they get."""
-        layer = self.inference.net.encoder_in
         count, num_rows = rows.values.shape[1], len(rows)
-        starts = (layer.block_offsets + count).tolist()
         now, leads, step = candidates, self._leads(candidates, desired), np.full(num_rows, _FIRST_STEP)
         for _ in range(_CLIMBING_ROUNDS):
             if (leads > 0).all():
                 break
-            tensors = self._tensors(now)
-            _, slope = self.inference.slope(self.inference.first_layer(tensors).T.contiguous(), self._tensor(desired))
-            gains = (slope @ layer.weight.detach().T).cpu().numpy()  # (N, D)
+            gains = self._gains(now, desired)
             units = to_unit(now.values, self.schema) + np.sign(gains[:, :count]) * step[:, None]
             trials = [Encoded(from_unit(units.astype(np.float32), self.schema), now.codes)]
-            for column, (start, category) in enumerate(zip(starts, self.schema.categorical, strict=True)):
+            for column, (start, category) in enumerate(
+                zip(self._category_starts, self.schema.categorical, strict=True)
+            ):
                 codes = now.codes.copy()
                 gain_of = gains[:, start : start + len(category.categories)]
                 permitted = permitted_changes(category)[rows.codes[:, column]]

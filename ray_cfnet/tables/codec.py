@@ -40,6 +40,11 @@ class Encoded:
     def take(self, index: Mask | CodeArray | slice) -> "Encoded":
         return Encoded(self.values[index], self.codes[index])
 
+    def column(self, position: int) -> npt.NDArray:
+        """A view of one feature: numbers come first, then categories."""
+        count = self.values.shape[1]
+        return self.values[:, position] if position < count else self.codes[:, position - count]
+
 
 @dataclass
 class Rejects:

@@ -41,22 +41,16 @@ def keep_relations(rows: Encoded, projected: Encoded, schema: TableSchema) -> No
             _take_back(rows, projected, position, unsettled)
 
 
-def _column(encoded: Encoded, position: int) -> npt.NDArray:
-    """A view of one feature's values or codes."""
-    count = encoded.values.shape[1]
-    return encoded.values[:, position] if position < count else encoded.codes[:, position - count]
-
-
 def _take_back(rows: Encoded, projected: Encoded, position: int, some: Mask) -> None:
-    np.copyto(_column(projected, position), _column(rows, position), where=some)
+    np.copyto(projected.column(position), rows.column(position), where=some)
 
 
 def broken(rows: Encoded, projected: Encoded, schema: TableSchema, rule: Relation) -> Mask:
     """(N,) the candidates that break a rule."""
     first, second = schema.position(rule.first), schema.position(rule.second)
     if rule.kind == "at_most":
-        return _column(projected, first) > _column(projected, second)
-    changed, other = (_column(projected, position) != _column(rows, position) for position in (first, second))
+        return projected.column(first) > projected.column(second)
+    changed, other = (projected.column(position) != rows.column(position) for position in (first, second))
     return changed & ~other
 
 

@@ -34,8 +34,8 @@ _TARGETS = (
 )
 _ID_WORDS = {"id", "uuid", "guid", "key"}
 _FIXED_WORDS = {
-    *("gender", "sex", "race", "ethnic", "ethnicity", "nationality", "birth", "birthday", "birthdate", "birthplace"),
-    *("religion", "disability", "ancestry", "caste"),
+    *("gender", "sex", "race", "ethnic", "ethnicity", "nationality", "religion", "disability", "ancestry", "caste"),
+    *("dob", "yob"),
 }
 _GROWING_WORDS = {"age", "tenure", "seniority"}
 _OFTEN_FIXED_WORDS = {"marital", "marriage", "country", "region"}
@@ -250,7 +250,8 @@ def _usual_step(numbers: FloatArray, decimals: int) -> Grid:
 def _change_rules(column: _Column, rules: dict[str, str], confirm: Confirm) -> list[str]:
     words = column.words
     grows = bool(words & _GROWING_WORDS)
-    if words & _FIXED_WORDS or (grows and column.is_categorical):
+    born = any("birth" in word for word in words)
+    if born or words & _FIXED_WORDS or (grows and column.is_categorical):
         if confirm(column.name) is False:
             return []
         rules["immutable"] = "true"

@@ -6,16 +6,18 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs as pafs
 from rich.console import Console
 
-from ray_cfnet.cluster.find import find_row
+from ray_cfnet.cluster.find import _row, find_row
 from ray_cfnet.display_row import show_row
 from ray_cfnet.errors import InputError
 from ray_cfnet.ruletext import Relation
+from ray_cfnet.tables.plan import open_source
 from ray_cfnet.tables.rulewords import rule_code, rule_text
 from ray_cfnet.tables.schema import Categorical, Continuous, Grid
 from ray_cfnet.tables.storage import Location
@@ -65,8 +67,10 @@ def test_a_row_is_told_as_it_stands_in_the_file(loans: LoansOutput, status: str)
     told = found(loans.output, str(row["application_id"]))
     assert told["key"] == {"application_id": row["application_id"]}
     assert told["partition"] == row["ds"]
-    for name in ("pred_label", "pred_proba", "explanation", "row_status", "fcf_proba", "cf_proba", "model_id"):
+    for name in ("pred_label", "explanation", "row_status", "model_id"):
         assert told[name] == row[name]
+    for name in ("pred_proba", "fcf_proba", "cf_proba"):
+        assert told[name] == (None if row[name] is None else float(str(np.float32(row[name]))))
     assert told["run_id"] == RUN_ID
     assert told["reasons"] == [row[f"reason_{n}"] for n in (1, 2, 3, 4) if row[f"reason_{n}"]]
     for feature in told["features"]:
@@ -180,6 +184,14 @@ def test_every_width_tells_every_change_in_full(loans: LoansOutput, width: int) 
             now, to = (f"{v:,}" if isinstance(v, int | float) else v for v in (feature["now"], feature["fcf"]))
             arrow = " -> " if width < 80 else " "
             assert f"* {feature['feature']}{':' if width < 80 else ''} {now}{arrow}{to}" in words
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()], ids=str)
+def test_a_narrow_number_is_told_as_it_was_written(tmp_path: Path, kind: pa.DataType) -> None:
+    table = pa.table({"id": [1], "x": pa.array([2.6]).cast(kind), "cf_x": pa.array([0.1]).cast(kind)})
+    pq.write_table(table, tmp_path / "part.parquet")
+    source = open_source(str(tmp_path))
+    assert _row(source.root, source.files[0], {"id": pa.scalar(1)}) == {"id": 1, "x": 2.6, "cf_x": 0.1}
 
 
 def test_rules_are_told_in_a_few_words() -> None:

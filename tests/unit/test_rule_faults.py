@@ -46,6 +46,14 @@ def faults_of(tmp_path: Path, features: str, rules: str = "[]") -> list[str]:
         ("kind: continuous, max_change: 0.01, decimals: 1", "max_change", "0.01 is less than the step 0.1"),
         ("kind: continuous, bounds: [0, 9], tolerance: 10", "tolerance", "10 is wider than the bounds"),
         ("kind: continuous, bounds: [5, 5]", "bounds", "5 is the only value left"),
+        (
+            "kind: continuous, bounds: [0, 10], max_change: 20%, tolerance: 5",
+            "max_change",
+            "2 is less than the tolerance",
+        ),
+        ("kind: continuous, bounds: [0, 10], max_change: 20%, step: 5", "max_change", "2 is less than the step 5"),
+        ("kind: continuous, bounds: [10, 50], allowed: [10], direction: increase", "allowed", "no value lies above"),
+        ("kind: continuous, bounds: [10, 50], allowed: [50], direction: decrease", "allowed", "no value lies below"),
         ("kind: continuous, max_change: 0", "max_change", "0 is neither a number above 0 nor a percentage"),
         ("kind: continuous, max_change: -5%", "max_change", "'-5%' is neither a number"),
         ("kind: continuous, max_change: a lot", "max_change", "'a lot' is neither a number"),
@@ -114,6 +122,11 @@ def test_a_rule_that_cannot_hold_is_told_with_its_place(tmp_path: Path, rule: st
     [fault] = faults_of(tmp_path, PAIR[1:-1].replace("}, ", "}\n    "), f'["a <= net income", "{rule}"]')
     assert fault.startswith("table.rules.1: ")
     assert said in fault
+
+
+def test_a_chain_of_rules_that_no_row_can_keep_is_told(tmp_path: Path):
+    [fault] = faults_of(tmp_path, PAIR[1:-1].replace("}, ", "}\n    "), '["net income <= b", "a <= net income"]')
+    assert fault == "table.rules.0: net income is at least 5, b at most 4: no row can keep it"
 
 
 def test_a_rule_said_twice_is_told(tmp_path: Path):

@@ -82,7 +82,8 @@ def test_repair_reaches_nearly_every_row_of_a_network_whose_own_answers_fail() -
     assert all(after > 0.95 for _, after in shares), shares
 
 
-def test_rows_without_a_way_say_which_rules_stand_in_it() -> None:
+def test_rows_without_a_way_say_which_rules_moved_what_the_network_proposed() -> None:
+    """Where there are no examples to look at."""
     bundle = with_random_generator(0)
     found = explained(bundle, repair=False)
     stuck = found.status == 2
@@ -97,6 +98,29 @@ def test_rows_without_a_way_say_which_rules_stand_in_it() -> None:
         assert len(set(named)) == len(named)
         assert all(moved[position][row] for position in named)
         assert bool(named) == any(mask[row] for mask in moved.values())
+    assert (found.binding[~stuck] == -1).all()
+
+
+@pytest.mark.parametrize("generator_kind", ["plain", "gated"])
+def test_rows_without_a_way_name_first_what_decides_the_class(generator_kind: str) -> None:
+    """Income decides here, and may not change: whatever the generator proposes or leaves alone."""
+    fixed = ("age", "income", "rate", "gender")
+    features = tuple(replace(f, immutable=f.immutable or f.name in fixed) for f in SCHEMA.features)
+    bundle = copy.deepcopy(trained_bundle())
+    if generator_kind == "gated":
+        torch.manual_seed(0)
+        net = make_net(SCHEMA, CONFIG.model.model_copy(update={"generator_kind": "gated"})).eval()
+        net.load_state_dict(bundle.net.state_dict() | {k: v for k, v in net.state_dict().items() if "generator" in k})
+        torch.nn.init.constant_(net.generator_out.bias, -9.0)  # every gate is closed: nothing is proposed
+        bundle.net = net
+    bundle.schema = replace(SCHEMA, features=features)
+    bundle = with_reference(bundle, encode(people(3_000, seed=5), SCHEMA)[0])
+    found = explained(bundle)
+    stuck = found.status == 2
+    assert stuck.sum() > 200
+    names = [feature.name for feature in features]
+    first = [names[position] for position in found.binding[stuck, 0]]
+    assert first.count("income") > 0.9 * len(first)
     assert (found.binding[~stuck] == -1).all()
 
 
@@ -352,3 +376,46 @@ def test_tables_of_numbers_or_categories_alone_are_refined_too(
         assert (after <= before + 1e-9).all()
         refined_rows += told.sum()
     assert refined_rows > 100
+
+
+RULES = {
+    "a rule that nothing breaks": [Relation("at_most", "age", "income")],
+    "one that needs another": [Relation("needs", "housing", "income")],
+    "two orders": [Relation("at_most", "age", "income"), Relation("at_most", "rate", "income")],
+    "all of them": [Relation("needs", "housing", "income"), Relation("needs", "grade", "income"),
+                    Relation("at_most", "rate", "income")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_of_tied_features_no_change_is_left_that_could_go_back_alone(rules: list[Relation]) -> None:
+    bundle = tied(copy.deepcopy(trained_bundle()), *rules)
+    bundle = with_reference(bundle, encode(people(3_000, seed=5), SCHEMA)[0])
+    found = explained(bundle)
+    proven(bundle, found, found.fcf, found.has_fcf)
+    rows, answers = found.rows.take(found.has_fcf), found.fcf.take(found.has_fcf)
+    explainer = Explainer(bundle, None)
+    wanted = explainer.wanted(found.predicted[found.has_fcf])
+    could, changes = 0, 0
+    for position in range(len(SCHEMA.features)):
+        trial = Encoded(answers.values.copy(order="F"), answers.codes.copy(order="F"))
+        trial.column(position)[:] = rows.column(position)
+        changed = rows.column(position) != answers.column(position)
+        allowed = ~violations(rows, trial, bundle.schema)
+        changes += changed.sum()
+        could += (changed & allowed & (explainer.predicted(trial) == wanted)).sum()
+    assert changes > 500
+    assert could <= 0.02 * changes
+
+
+def test_answers_that_miss_the_margin_are_refined_as_far_as_they_stay_as_sure() -> None:
+    bundle = with_random_generator(2)
+    plain, refined = (explained(bundle, margin=0.4, refine=refine) for refine in ("none", "sparse"))
+    missed = plain.has_fcf & (plain.fcf_probability < 0.9)
+    assert missed.sum() > 300
+    rows = plain.rows.take(missed)
+    before, after = (num_changed(rows, found.fcf.take(missed)) for found in (plain, refined))
+    assert (after <= before).all()
+    assert after.mean() < 0.8 * before.mean()
+    assert (refined.fcf_probability[missed] >= plain.fcf_probability[missed] - 1e-4).all()
+    proven(bundle, refined, refined.fcf, refined.has_fcf)

@@ -97,6 +97,7 @@ def odd_table() -> pa.Table:
             "1.5": pa.array(rng.choice(["a", "b"], count)).dictionary_encode(),
             "mileage": rng.integers(0, 10**6, count),
             "dateOfBirth": rng.integers(1920, 2005, count),
+            "birthyear": rng.integers(1920, 2005, count),
             "y": pa.array(rng.choice(["good", "bad", "ugly"], count)),
         }
     )
@@ -108,6 +109,7 @@ def test_odd_columns_are_left_out_with_a_reason_and_odd_names_survive(suggested)
     assert (config.table.target, config.table.keys) == ("y", ["uuid"])
     assert list(features) == [
         *("yes", "percentPaid", "on sale", "price", "exact", "with nulls", "1.5", "mileage", "dateOfBirth"),
+        "birthyear",
     ]
     assert "# note: free #text is left out: 200 different values" in text
     assert "# when is left out: a date or time" in text
@@ -117,6 +119,7 @@ def test_odd_columns_are_left_out_with_a_reason_and_odd_names_survive(suggested)
     assert (features["price"].decimals, features["price"].bounds) == (2, None)
     assert features["exact"].decimals is None
     assert features["dateOfBirth"].immutable
+    assert features["birthyear"].immutable
     assert features["mileage"].direction == "any"
     assert "2.0% null: such rows are rejected" in text
     assert config.training.max_reject_fraction == 0.03

@@ -1,5 +1,6 @@
 """Reasons and sentences, compared with a computation row by row that shares nothing with the code."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -77,18 +78,24 @@ def value_of(rows: Encoded, row: int, name: str) -> Any:
     return feature.categories[rows.codes[row, categories.index(name)]]
 
 
-def shown(name: str, value: Any, texts: dict[str, Any]) -> str:
+def shown(name: str, value: Any, texts: dict[str, Any], apart: float | None = None) -> str:
+    """`apart`: how far the two values lie from each other that would read alike."""
     if isinstance(value, str | bool):
         return texts.get("labels", {}).get(value, str(value).lower() if isinstance(value, bool) else value)
     decimals = {"income": 0, "balance": 2, "rate": 3, "score": 4}[name]
     if texts.get("format") == "percent":
-        return f"{value * 100:,.1f}%"
-    number = f"{abs(value):,.{texts.get('decimals', decimals)}f}"
+        return f"{value * 100:,.1f}%" if apart is None else f"{to_differ(value * 100, apart * 100)}%"
+    number = f"{abs(value):,.{texts.get('decimals', decimals)}f}" if apart is None else to_differ(abs(value), apart)
     if texts.get("format") == "money":
         number = texts["unit"] + number
     elif texts.get("unit"):
         number += (" " if texts["unit"].isalpha() else "") + texts["unit"]
     return ("-" if value < 0 else "") + number
+
+
+def to_differ(value: float, apart: float) -> str:
+    digits = math.ceil(-math.log10(apart)) + 1
+    return np.format_float_positional(round(value, digits), trim="-")
 
 
 def expected_row(
@@ -106,7 +113,11 @@ def expected_row(
             way, share = "increase" if new > old else "decrease", abs(new - old) / (feature.upper - feature.lower)
         values = {"name": texts.get("name", feature.name), "old": shown(feature.name, old, texts)}
         values["new"] = shown(feature.name, new, texts)
-        if way != "change":
+        if way != "change" and values["old"] == values["new"]:
+            values |= {"old": shown(feature.name, old, texts, abs(new - old))}
+            values |= {"new": shown(feature.name, new, texts, abs(new - old))}
+            values |= {"change": shown(feature.name, abs(new - old), texts, abs(new - old))}
+        elif way != "change":
             values["change"] = shown(feature.name, abs(new - old), texts)
         phrase = (texts.get(way) or getattr(said, way)).format(**values)
         if importance is not None:
@@ -187,6 +198,12 @@ def test_without_configuration_the_sentence_is_plain_english() -> None:
             "To get 1: change education from HS to Bachelors and raise income from 2,000 to 3,500.",
         )
     ]
+
+
+def test_a_change_that_would_read_as_none_is_told_exactly() -> None:
+    rows = one_change(income=(2_000.25, 2_000))
+    [(_, sentence)] = columns(*rows, ONE, ONE, np.array([1]), words=PLAIN)
+    assert sentence == "To get 1: lower income from 2000.25 to 2000."
 
 
 def test_binding_rules_are_named_as_codes_and_in_the_sentence() -> None:
