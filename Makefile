@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser lint unit quality bench format image clean
+.PHONY: help demo test heavy browser lint unit quality bench format image clean
 
 # Tests wait for processes more than they compute. A file stays with one process: it shares its Ray and its model.
 SIDE_BY_SIDE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
@@ -28,8 +28,11 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## Train, explain and evaluate on synthetic loan applications
 	@$(BIN)/ray-cfnet demo
 
-test: $(READY) lint browser  ## Lint, type check and run all tests
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+test: $(READY) lint browser  ## Lint, type check and run all tests but the heavy ones
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not heavy"
+
+heavy: $(READY)  ## The tests that take minutes each
+	$(BIN)/python -m pytest -m heavy
 
 browser:  ## Chromium, for the tests of the report; without it they skip
 	@command -v chromium chromium-browser google-chrome > /dev/null || { \

@@ -116,6 +116,7 @@ def test_a_lost_node_is_replaced_and_the_run_ends_with_the_same_model(cluster: C
     assert result["model_id"] == expected["model_id"]
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(600)
 def test_an_elastic_run_goes_on_with_the_workers_that_are_left(cluster: Cluster, tmp_path: Path) -> None:
     with training(tmp_path, "cluster.num_workers=1", "cluster.max_workers=2") as run:

@@ -77,6 +77,7 @@ class Head:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_JOB_STOP_WAIT_TIME_S": "6",  # its 3 are few for a machine that runs other tests too
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # else SIGTERM lets half a minute pass
         }
         command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=2", "--node-ip-address=127.0.0.1"]
