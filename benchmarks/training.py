@@ -28,7 +28,7 @@ from torch import nn
 from ray_cfnet.cluster.session import ray_session
 from ray_cfnet.commands import run_train
 from ray_cfnet.config import Config
-from ray_cfnet.configfile import load_config
+from ray_cfnet.config.file import load_config
 from ray_cfnet.explain.evaluation import evaluated
 from ray_cfnet.explain.explainer import Explainer, tensors
 from ray_cfnet.model.bundle import Bundle, Settings, desired_index, make_net

@@ -14,7 +14,7 @@ from typing import Any
 
 from ray_cfnet.cluster.session import ray_session
 from ray_cfnet.commands import run_evaluate, run_train
-from ray_cfnet.configfile import load_config
+from ray_cfnet.config.file import load_config
 
 CONF = Path(__file__).parent.parent / "conf"
 DATASETS = ("adult", "credit", "heloc", "oulad", "cancer", "covertype")

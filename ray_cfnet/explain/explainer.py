@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import torch
 
 from ray_cfnet import config
-from ray_cfnet.config_words import label_text
+from ray_cfnet.config.words import label_text
 from ray_cfnet.errors import BundleError, ConfigError
 from ray_cfnet.explain.columns import ROW_STATUS, option_prefixes, output_schema, rejects_schema
 from ray_cfnet.explain.explanations import (

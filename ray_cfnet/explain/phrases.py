@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ray_cfnet.config import Words
-from ray_cfnet.config_words import FeatureWords, label_text
+from ray_cfnet.config.words import FeatureWords, label_text
 from ray_cfnet.explain.numbers import Indices, number_texts, shown_decimals
 from ray_cfnet.tables.codec import CodeArray, Mask
 from ray_cfnet.tables.schema import Categorical, Continuous, Feature, FloatArray

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ray_cfnet.config import Words
-from ray_cfnet.config_words import label_text
+from ray_cfnet.config.words import label_text
 from ray_cfnet.errors import ConfigError
 from ray_cfnet.explain.columns import REASONS
 from ray_cfnet.explain.phrases import Changes, Pool, SpokenNumber, around, filled, spoken

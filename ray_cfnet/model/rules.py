@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ray_cfnet.config.ruletext import Relation
 from ray_cfnet.model.net import Layout
-from ray_cfnet.ruletext import Relation
 from ray_cfnet.tables.schema import TableSchema, permitted_changes
 
 

@@ -7,7 +7,7 @@ with all features that rules tie together. A row itself keeps every rule (others
 import numpy as np
 import numpy.typing as npt
 
-from ray_cfnet.ruletext import Relation
+from ray_cfnet.config.ruletext import Relation
 from ray_cfnet.tables.codec import Encoded, Mask
 from ray_cfnet.tables.reach import within_limit
 from ray_cfnet.tables.schema import TableSchema

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from ray_cfnet.ruletext import Relation
+from ray_cfnet.config.ruletext import Relation
 from ray_cfnet.tables.schema import Continuous, Feature
 
 _SHOWN = 6

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ray_cfnet.config import Label
-from ray_cfnet.ruletext import Relation
+from ray_cfnet.config.ruletext import Relation
 
 Direction = Literal["any", "increase", "decrease"]
 FloatArray = npt.NDArray[np.float64]

@@ -13,7 +13,7 @@ import yaml
 from typer.main import get_command
 
 from ray_cfnet.cli import app
-from ray_cfnet.configfile import load_config
+from ray_cfnet.config.file import load_config
 from ray_cfnet.model.store import promote
 from ray_cfnet.tables.storage import Location
 

@@ -20,7 +20,7 @@ from ray.cluster_utils import Cluster
 from ray_cfnet.cluster.ingest import SPARE_CPU, EncodedTable, fit
 from ray_cfnet.cluster.session import ray_session
 from ray_cfnet.cluster.shards import Blocks
-from ray_cfnet.configfile import load_config
+from ray_cfnet.config.file import load_config
 from ray_cfnet.tables.plan import open_source
 from ray_cfnet.tables.samples import make_sample
 from tests.e2e.test_resume import EPOCHS, ROOT, checkpoints, finished, processes_below, start, wait_for

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from ray_cfnet.configfile import load_config
+from ray_cfnet.config.file import load_config
 from ray_cfnet.model.store import promote
 from ray_cfnet.tables.storage import Location
 from tests.e2e.test_faults import UNITS, Job, records

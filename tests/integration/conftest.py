@@ -10,7 +10,7 @@ import pytest
 from ray_cfnet.cluster.session import ray_session
 from ray_cfnet.commands import run_train
 from ray_cfnet.config import Config
-from ray_cfnet.configfile import load_config
+from ray_cfnet.config.file import load_config
 
 CONF = Path(__file__).parent.parent.parent / "conf"
 

@@ -14,7 +14,7 @@ import torch
 
 from ray_cfnet.commands import run_evaluate, run_explain
 from ray_cfnet.config import Config
-from ray_cfnet.configfile import load_config
+from ray_cfnet.config.file import load_config
 from ray_cfnet.errors import BundleError, ConfigError, InputError, JobError
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.tables.storage import Location

@@ -14,7 +14,7 @@ import pytest
 
 from ray_cfnet.cli import main
 from ray_cfnet.config import Config
-from ray_cfnet.configfile import load_config
+from ray_cfnet.config.file import load_config
 from ray_cfnet.due import Choice
 from ray_cfnet.errors import BundleError, JobError, StoppedError
 from ray_cfnet.model.store import HISTORY, MODELS, promote, read_current

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from ray_cfnet.commands import run_evaluate, run_explain, run_runs, run_show
 from ray_cfnet.config import Config
-from ray_cfnet.configfile import load_config
+from ray_cfnet.config.file import load_config
 from ray_cfnet.errors import ConfigError, InputError, JobError
 from ray_cfnet.tables.storage import Location
 from tests.integration.conftest import CONF, Trained

@@ -13,7 +13,7 @@ from pyarrow import fs as pafs
 
 from ray_cfnet.cluster.session import ray_session
 from ray_cfnet.commands import run_explain, run_train
-from ray_cfnet.configfile import load_config
+from ray_cfnet.config.file import load_config
 from ray_cfnet.due import Choice
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.model.store import MODELS, promote

@@ -10,7 +10,7 @@ import pytest
 
 from ray_cfnet.cluster.ingest import LEAST_AHEAD, EncodedTable, fit
 from ray_cfnet.commands import run_evaluate, run_train
-from ray_cfnet.configfile import load_config
+from ray_cfnet.config.file import load_config
 from ray_cfnet.errors import ConfigError, InputError, JobError
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.tables.plan import open_source

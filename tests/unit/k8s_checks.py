@@ -17,7 +17,7 @@ import typer
 import yaml
 
 from ray_cfnet.cli import app
-from ray_cfnet.configfile import load_config
+from ray_cfnet.config.file import load_config
 from ray_cfnet.errors import RayCfnetError
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from ray_cfnet.cluster.commit import DeltaCommit, ParquetCommit
 from ray_cfnet.cluster.ledger import RunFiles
 from ray_cfnet.cluster.score import ExplainUnit
 from ray_cfnet.config import Config
-from ray_cfnet.configfile import load_config
+from ray_cfnet.config.file import load_config
 from ray_cfnet.explain.columns import output_schema
 from ray_cfnet.model.bundle import Bundle, Settings, make_net
 from ray_cfnet.tables.delta import prepare_delta

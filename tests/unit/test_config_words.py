@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from ray_cfnet.config import Config
-from ray_cfnet.configfile import load_config
-from tests.unit.test_configfile import GOOD, config_file, faults_in, load_text  # noqa: F401
+from ray_cfnet.config.file import load_config
+from tests.unit.test_config_file import GOOD, config_file, faults_in, load_text  # noqa: F401
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ray_cfnet.config import Config
-from ray_cfnet.config_words import Words
+from ray_cfnet.config.words import Words
 from tests.unit.loans_output import LoansOutput
 
 DOCS = (Path(__file__).parents[2] / "docs" / "columns.md").read_text()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from ray_cfnet.display import show_evaluated
+from ray_cfnet.cli.display import show_evaluated
 from ray_cfnet.errors import ConfigError
 from ray_cfnet.explain.evaluation import Measures, evaluated, summed
 from ray_cfnet.explain.explainer import Explainer

@@ -13,10 +13,10 @@ import pytest
 from pyarrow import fs as pafs
 from rich.console import Console
 
+from ray_cfnet.cli.display_row import show_row
 from ray_cfnet.cluster.find import _row, find_row
-from ray_cfnet.display_row import show_row
+from ray_cfnet.config.ruletext import Relation
 from ray_cfnet.errors import InputError
-from ray_cfnet.ruletext import Relation
 from ray_cfnet.tables.plan import open_source
 from ray_cfnet.tables.rulewords import rule_code, rule_text
 from ray_cfnet.tables.schema import Categorical, Continuous, Grid

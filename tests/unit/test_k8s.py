@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ray_cfnet.configfile import load_config
+from ray_cfnet.config.file import load_config
 from tests.unit import k8s_checks as checks
 from tests.unit.k8s_checks import CONF, RAY_SCHEMAS, ROOT, VERSION, Document, cluster_of, named, render
 

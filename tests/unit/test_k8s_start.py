@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 import pytest
 import yaml
 
-from ray_cfnet.configfile import load_config
+from ray_cfnet.config.file import load_config
 from tests.unit.k8s_checks import CONF, ROOT, Document, named, options_of, render, settings_of
 
 KUBECTL = """#!/bin/sh

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cfnet.ruletext import Relation, parse_relation
+from ray_cfnet.config.ruletext import Relation, parse_relation
 from ray_cfnet.tables.codec import Encoded
 from ray_cfnet.tables.constraints import project, violations
 from ray_cfnet.tables.relations import linked_groups

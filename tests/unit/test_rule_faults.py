@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from ray_cfnet import config
-from ray_cfnet.configfile import load_config
+from ray_cfnet.config.file import load_config
+from ray_cfnet.config.ruletext import Relation
 from ray_cfnet.errors import ConfigError, InputError
 from ray_cfnet.model.card import model_card
 from ray_cfnet.model.rules import SoftRules
-from ray_cfnet.ruletext import Relation
 from ray_cfnet.tables.codec import encode
 from ray_cfnet.tables.constraints import permitted_changes
 from ray_cfnet.tables.fit import TableStats, fit_schema

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_cfnet.config import Explain, Model, Words
+from ray_cfnet.config.ruletext import Relation
 from ray_cfnet.errors import BundleError, ConfigError
 from ray_cfnet.explain import refine
 from ray_cfnet.explain.explainer import Explainer
@@ -18,7 +19,6 @@ from ray_cfnet.explain.options import changes
 from ray_cfnet.model.bundle import Bundle, Settings, make_net
 from ray_cfnet.model.metrics import distances, num_changed
 from ray_cfnet.model.reference import PROTOTYPES, Reference
-from ray_cfnet.ruletext import Relation
 from ray_cfnet.tables.codec import Encoded, encode
 from ray_cfnet.tables.constraints import project, violations
 from ray_cfnet.tables.storage import Location

@@ -159,5 +159,5 @@ def test_only_code_entry_points_and_configurations_are_uploaded(tmp_path: Path) 
     assert package.stat().st_size < 1_000_000
     names = zipfile.ZipFile(package).namelist()
     assert {name.split("/")[0] for name in names} == {"conf", "jobs", "ray_cfnet"}
-    assert {"jobs/explain.py", "jobs/nightly.py", "ray_cfnet/cli.py", "conf/loans.yaml"} <= set(names)
+    assert {"jobs/explain.py", "jobs/nightly.py", "ray_cfnet/cli/__init__.py", "conf/loans.yaml"} <= set(names)
     assert not [name for name in names if "__pycache__" in name]

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ray_cfnet.config import Config
-from ray_cfnet.configfile import load_config
+from ray_cfnet.config.file import load_config
 from ray_cfnet.errors import InputError
 from ray_cfnet.tables.fit import TableStats, fit_schema
 from ray_cfnet.tables.samples import loans_table

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ray_cfnet.options import (
+from ray_cfnet.cli.options import (
     AsJson,
     ConfigFile,
     InputPath,
@@ -89,7 +89,7 @@ def nightly(
     Example: ray-cfnet nightly --config ours.yaml --until 2026-11-15 --max-partitions 10
     """
     loaded = load(config, overrides, input_path, output)
-    from ray_cfnet.display import show_night
+    from ray_cfnet.cli.display import show_night
     from ray_cfnet.due import Choice
     from ray_cfnet.nightly import run_nightly
 

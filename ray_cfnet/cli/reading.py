@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ray_cfnet.options import AsJson, finish, print_json, write
+from ray_cfnet.cli.options import AsJson, finish, print_json, write
 
 
 def runs(
@@ -20,8 +20,8 @@ def runs(
 
     Example: ray-cfnet runs out/loans --show 3f
     """
+    from ray_cfnet.cli.display import show_run, show_runs
     from ray_cfnet.commands import run_runs
-    from ray_cfnet.display import show_run, show_runs
 
     finish(run_runs(output, show), as_json, show_run if show else show_runs)
 
@@ -46,8 +46,8 @@ def show(
 
     Example: ray-cfnet show out/loans --key 38472
     """
+    from ray_cfnet.cli.display_row import show_row
     from ray_cfnet.commands import run_show
-    from ray_cfnet.display_row import show_row
 
     finish(run_show(output, key, partition, bundle), as_json, show_row)
 

@@ -1,18 +1,18 @@
-"""The configuration: one YAML file is one `Config`. Reading it from a file is in configfile.py."""
+"""The configuration: one YAML file is one `Config`. Reading it from a file is in file.py."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ray_cfnet.config_words import FEATURE_WORDS, label_text
-from ray_cfnet.config_words import Words as Words
-from ray_cfnet.features import CategoricalFeature as CategoricalFeature
-from ray_cfnet.features import ContinuousFeature as ContinuousFeature
-from ray_cfnet.features import Feature, rule_faults
-from ray_cfnet.ruletext import Relation, parse_relation
-from ray_cfnet.section import Fault, Section
-from ray_cfnet.section import Label as Label
+from ray_cfnet.config.features import CategoricalFeature as CategoricalFeature
+from ray_cfnet.config.features import ContinuousFeature as ContinuousFeature
+from ray_cfnet.config.features import Feature, rule_faults
+from ray_cfnet.config.ruletext import Relation, parse_relation
+from ray_cfnet.config.section import Fault, Section
+from ray_cfnet.config.section import Label as Label
+from ray_cfnet.config.words import FEATURE_WORDS, label_text
+from ray_cfnet.config.words import Words as Words
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Width = Annotated[int, Field(ge=1)]

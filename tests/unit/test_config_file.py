@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from ray_cfnet.config import Config
-from ray_cfnet.configfile import load_config
+from ray_cfnet.config.file import load_config
 from ray_cfnet.errors import ConfigError
 
 CONF = sorted((Path(__file__).parents[2] / "conf").glob("*.yaml"))

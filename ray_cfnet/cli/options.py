@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from ray_cfnet.config import Config
-from ray_cfnet.configfile import load_config
+from ray_cfnet.config.file import load_config
 from ray_cfnet.logs import LoggedProgress, is_json
 
 ConfigFile = Annotated[Path, typer.Option("--config", "-c", help="the YAML file", metavar="FILE")]
@@ -51,7 +51,7 @@ def progress_display() -> Any:
     """For a person, or for a log system."""
     if is_json():
         return LoggedProgress()
-    from ray_cfnet.display import ProgressDisplay
+    from ray_cfnet.cli.display import ProgressDisplay
 
     return ProgressDisplay(Console(stderr=True, markup=False))
 

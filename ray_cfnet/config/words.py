@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from ray_cfnet.section import Label, Section, fault
+from ray_cfnet.config.section import Label, Section, fault
 
 _OF_A_CHANGE = ("name", "old", "new")
 _OF_A_NUMBER = (*_OF_A_CHANGE, "change")

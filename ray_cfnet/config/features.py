@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import Field, field_validator
 
-from ray_cfnet.ruletext import Relation, parse_relation
-from ray_cfnet.section import Fault, Label, Place, Section, fault
+from ray_cfnet.config.ruletext import Relation, parse_relation
+from ray_cfnet.config.section import Fault, Label, Place, Section, fault
 
 
 def _is_number(value: Any) -> TypeGuard[float]:

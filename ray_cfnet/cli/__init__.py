@@ -9,12 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from ray_cfnet import operate, reading
-from ray_cfnet.config import Config
-from ray_cfnet.configfile import load_config
-from ray_cfnet.errors import RayCfnetError
-from ray_cfnet.logs import is_json, log, log_as_json
-from ray_cfnet.options import (
+from ray_cfnet.cli import operate, reading
+from ray_cfnet.cli.options import (
     AsJson,
     BundlePath,
     ConfigFile,
@@ -29,6 +25,10 @@ from ray_cfnet.options import (
     unit_counter,
     write,
 )
+from ray_cfnet.config import Config
+from ray_cfnet.config.file import load_config
+from ray_cfnet.errors import RayCfnetError
+from ray_cfnet.logs import is_json, log, log_as_json
 
 app = typer.Typer(
     help="Predictions with counterfactual explanations for every row of a Parquet table.\n\n"
@@ -76,8 +76,8 @@ def train(
     Example: ray-cfnet train --config conf/loans.yaml --output out/loans --set training.epochs=30
     """
     loaded = load(config, overrides, input_path, output)
+    from ray_cfnet.cli.display import show_trained
     from ray_cfnet.commands import run_train
-    from ray_cfnet.display import show_trained
 
     progress = progress_display()
     progress.say(f"training on {loaded.table.path}")
@@ -108,8 +108,8 @@ def explain(
     Example: ray-cfnet explain --config conf/loans.yaml --bundle out/loans/_models/ID --partition ds=2026-11-15
     """
     loaded = load(config, overrides, input_path, output)
+    from ray_cfnet.cli.display import show_explained
     from ray_cfnet.commands import run_explain
-    from ray_cfnet.display import show_explained
 
     progress = progress_display()
     progress.say(f"explaining {loaded.table.path}{'/' + partition if partition else ''}")
@@ -142,8 +142,8 @@ def evaluate(
     Example: ray-cfnet evaluate --config conf/loans.yaml --bundle out/loans/_models/ID --split test
     """
     loaded = load(config, overrides, input_path)
+    from ray_cfnet.cli.display import show_evaluated
     from ray_cfnet.commands import run_evaluate
-    from ray_cfnet.display import show_evaluated
 
     progress_display().say(f"evaluating on the {split} split of {loaded.table.path}")
     result = run_evaluate(loaded, bundle, None if split == "all" else split, against)
@@ -181,8 +181,8 @@ def promote(
     if force is not None and (rollback or not force.strip()):
         raise typer.BadParameter("--force needs a reason in words, and a --bundle")
     loaded = load(config, overrides)
+    from ray_cfnet.cli.display import show_promoted
     from ray_cfnet.commands import run_promote
-    from ray_cfnet.display import show_promoted
 
     result = run_promote(loaded, bundle, store, force)
     finish(result, as_json, show_promoted)
@@ -199,8 +199,8 @@ def models(
 
     Example: ray-cfnet models out/loans/_models
     """
+    from ray_cfnet.cli.display import show_models
     from ray_cfnet.commands import run_models
-    from ray_cfnet.display import show_models
 
     finish(run_models(store), as_json, show_models)
 
@@ -218,8 +218,8 @@ def demo(
 
     Example: ray-cfnet demo --set table.sample.rows=200000
     """
+    from ray_cfnet.cli.display import show_demo
     from ray_cfnet.commands import run_demo, shipped_conf
-    from ray_cfnet.display import show_demo
 
     loaded = load(config or shipped_conf("loans.yaml"), overrides, None, output)
     progress = progress_display()

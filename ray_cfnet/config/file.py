@@ -10,8 +10,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ray_cfnet.config import Config
+from ray_cfnet.config.features import CategoricalFeature, ContinuousFeature
 from ray_cfnet.errors import ConfigError
-from ray_cfnet.features import CategoricalFeature, ContinuousFeature
 
 _FEATURE_KINDS: dict[str, type[BaseModel]] = {
     "continuous": ContinuousFeature,
