@@ -3,6 +3,7 @@
 import difflib
 import os
 import posixpath
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -212,12 +213,16 @@ def _footer(file: Location, attempts: int = _FOOTER_ATTEMPTS) -> tuple[tuple[int
         with pq.ParquetFile(file.path, filesystem=file.fs) as parquet:
             footer = parquet.metadata
             rows = tuple(footer.row_group(group).num_rows for group in range(footer.num_row_groups))
-            return rows, parquet.schema_arrow.remove_metadata()
+            columns = parquet.schema_arrow.remove_metadata()
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: names that are no UTF-8
         if isinstance(error, OSError) and attempts > 1:  # the storage may have stumbled
             return _footer(file, attempts - 1)
         reason = str(error).splitlines()[0]
         return InputError(f"{file}: not a readable Parquet file ({reason})", "write the file again, or remove it")
+    twice = [name for name, count in Counter(columns.names).items() if count > 1]
+    if twice:  # nobody could say which one is meant
+        return InputError(f"{file}: has more than one column called {', '.join(twice)}", "rename them in that file")
+    return rows, columns
 
 
 def read_unit(

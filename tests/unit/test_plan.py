@@ -240,6 +240,16 @@ def test_a_file_whose_column_names_are_damaged_is_named(tmp_path: Path):
         open_source(str(tmp_path))
 
 
+def test_a_file_with_two_columns_of_one_name_cannot_be_read_and_is_named(tmp_path: Path):
+    write(tmp_path / "ds=1" / "a.parquet", range(3))
+    write(tmp_path / "ds=2" / "a.parquet", range(3))
+    pq.write_table(pa.table([[1], [2]], names=["n", "n"]), tmp_path / "ds=2" / "b.parquet")
+    with pytest.raises(InputError, match=r"ds=2/b\.parquet: has more than one column called n"):
+        open_source(str(tmp_path))
+    [bad] = open_source(str(tmp_path), in_parts=True).unreadable
+    assert bad.partition == "ds=2"
+
+
 @pytest.mark.parametrize(
     ("error", "attempts"),
     [(pa.ArrowNotImplementedError("no such type"), 1), (pa.ArrowInvalid("no magic bytes"), 1), (OSError("reset"), 3)],
@@ -343,10 +353,17 @@ def test_files_with_other_columns_than_the_first_are_refused(tmp_path: Path):
         common_columns(open_source(str(tmp_path)))
 
 
-def test_files_with_the_same_columns_are_accepted(tmp_path: Path):
-    write(tmp_path / "a.parquet", range(3), income=[1, 2, 3])
-    write(tmp_path / "b.parquet", range(3), income=[1, 2, 3])
-    common_columns(open_source(str(tmp_path)))
+def test_files_with_the_same_columns_in_another_order_are_read_in_the_order_of_the_first(tmp_path: Path):
+    write(tmp_path / "a.parquet", range(3), income=[10, 20, 30], debt=[1, 2, 3])
+    pq.write_table(pq.read_table(tmp_path / "a.parquet").select(["debt", "n", "income"]), tmp_path / "b.parquet")
+    source = open_source(str(tmp_path))
+    columns = common_columns(source)
+    [unit] = source.units(100)
+    first, second = (
+        conform(batch, columns, []) for _, _, batch in read_unit(source.root, unit, columns.names, [], 100)
+    )
+    assert first.equals(second)
+    assert first.column("debt").to_pylist() == [1, 2, 3]
 
 
 def test_a_partition_keeps_the_row_numbers_of_the_whole_table():
