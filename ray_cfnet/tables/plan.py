@@ -326,6 +326,9 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Which of two types holds whatever the other can; None if neither does."""
     if one == other:
         return one
+    for kind, wider in ((one, other), (other, one)):
+        if pa.types.is_null(kind):  # what some writers make of a column that has no value yet
+            return value_type(wider)
     if value_type(one) == value_type(other):  # a dictionary of strings is strings
         return value_type(one)
     if _reads_as(one, str(value_type(other))):

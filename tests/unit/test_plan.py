@@ -410,3 +410,19 @@ def test_files_whose_strings_are_stored_in_different_ways_become_one_table(tmp_p
             types.add(tuple(str(field.type) for field in table.schema)[1:])
             assert table.column("note").to_pylist() == table.column("town").to_pylist() == towns.to_pylist()
     assert types == {("dictionary<values=string, indices=int32, ordered=0>", "string")}
+
+
+def test_a_column_without_a_single_value_in_some_file_takes_the_type_it_has_in_others(tmp_path: Path):
+    tags = pa.array([["x"], None, []], pa.list_(pa.string()))
+    full = {"town": pa.array(["Rom", None, "Ulm"]).dictionary_encode(), "tags": tags, "never": pa.nulls(3)}
+    write(tmp_path / "a.parquet", range(3), **dict.fromkeys(full, pa.nulls(3)))
+    write(tmp_path / "b.parquet", range(3), **full)
+    source = open_source(str(tmp_path))
+    columns = common_columns(source)
+    assert [columns.field(name).type for name in full] == [pa.string(), tags.type, pa.null()]
+    [unit] = source.units(100)
+    empty, given = (conform(batch, columns, []) for _, _, batch in read_unit(source.root, unit, columns.names, [], 9))
+    assert empty.schema.equals(given.schema)
+    assert empty.column("town").to_pylist() == [None] * 3
+    assert given.column("town").to_pylist() == ["Rom", None, "Ulm"]
+    assert given.column("tags").to_pylist() == tags.to_pylist()
