@@ -45,6 +45,8 @@ _MOST_STARTS = 5
 _GROUP_ROWS = READ_ROWS // 2
 """Row groups have at least so many rows, but for a file's last: engines skip and share out whole groups, and
 many small input files in a unit would make many small ones."""
+_GROUP_BYTES = 128 * 1024**2
+"""Or so many bytes: wide rows must not wait in memory for others."""
 
 Batches = tuple[Piece, int, pa.RecordBatch]
 Reading = Generator[Batches, None, None] | Ahead[Batches]
@@ -198,7 +200,7 @@ class _Part(ExitStack):
             return
         self.num_rows += len(table)
         self._waiting.append(table)
-        if sum(map(len, self._waiting)) >= _GROUP_ROWS:
+        if sum(map(len, self._waiting)) >= _GROUP_ROWS or sum(part.nbytes for part in self._waiting) >= _GROUP_BYTES:
             self._write_group()
 
     def __exit__(self, kind: Any, *details: Any) -> bool | None:

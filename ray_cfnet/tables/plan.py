@@ -21,6 +21,8 @@ _FOOTER_THREADS = 16
 _FOOTER_ATTEMPTS = 3
 _BUFFER_BYTES = 8 * 1024**2
 _AHEAD_BYTES = 64 * 1024**2
+_BATCH_BYTES = 64 * 1024**2
+"""Of a batch at most, as far as the footer can tell: long texts and lists pass through some tables."""
 _ENDINGS = (".parquet", ".pq", ".parq", "")  # some engines write files without an ending
 
 
@@ -231,7 +233,8 @@ def read_unit(
     """The unit's rows as (piece, number of the batch's first row in the table, batch).
 
     `dictionaries` names string columns with few distinct values: as dictionaries they are faster to read
-    and cost one look-up per distinct value. Raises InputError that names a file which cannot be read.
+    and cost one look-up per distinct value. Batches have `batch_rows` rows at most, fewer where rows are wide.
+    Raises InputError that names a file which cannot be read.
     """
     for piece in unit.pieces:
         file = root / piece.path
@@ -242,14 +245,25 @@ def read_unit(
                 parquet = pq.ParquetFile(
                     stream, read_dictionary=dictionaries, buffer_size=_BUFFER_BYTES, pre_buffer=False
                 )
+                at_once = min(batch_rows, _rows_that_fit(parquet.metadata, piece, columns))
                 for batch in parquet.iter_batches(
-                    batch_rows, row_groups=list(piece.row_groups), columns=columns, use_threads=False
+                    at_once, row_groups=list(piece.row_groups), columns=columns, use_threads=False
                 ):
                     yield piece, first_row, batch
                     first_row += batch.num_rows
         except (pa.ArrowException, OSError, KeyError) as error:
             reason = str(error).splitlines()[0]
             raise InputError(f"{file}: cannot be read ({reason})", "write the file again, or remove it") from None
+
+
+def _rows_that_fit(footer: pq.FileMetaData, piece: Piece, columns: list[str] | None) -> int:
+    size = 0
+    for group in map(footer.row_group, piece.row_groups):
+        for column in map(group.column, range(group.num_columns)):
+            name = column.path_in_schema  # of a list or struct: tags.list.element
+            if columns is None or name in columns or name.split(".")[0] in columns:
+                size += column.total_uncompressed_size
+    return max(1, _BATCH_BYTES * piece.num_rows // max(size, 1))
 
 
 def read_ahead(root: Location, unit: Unit) -> None:

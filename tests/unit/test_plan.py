@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cfnet.errors import InputError
+from ray_cfnet.tables import plan
 from ray_cfnet.tables.plan import (
     Source,
     SourceFile,
@@ -161,6 +162,23 @@ def test_reading_all_units_gives_all_rows_in_order_with_their_numbers(tmp_path: 
             assert piece in unit.pieces
             seen += batch.column("n").to_pylist()
     assert seen == list(range(40))
+
+
+def test_of_wide_rows_fewer_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(plan, "_BATCH_BYTES", 1_000)
+    texts = [f"{number}".zfill(100) for number in range(60)]
+    write(tmp_path / "a.parquet", range(60), 60, text=texts, lists=[[text] for text in texts])
+    source = open_source(str(tmp_path))
+    [unit] = source.units(100)
+
+    def sizes(columns: list[str] | None) -> list[int]:
+        return [batch.num_rows for _, _, batch in read_unit(source.root, unit, columns, [], 50)]
+
+    assert sizes(["n"]) == [50, 10]
+    assert max(sizes(["n", "text"])) < 10
+    assert max(sizes(["n", "lists"])) < 10
+    assert max(sizes(None)) < 5
+    assert sum(sizes(None)) == 60
 
 
 def test_reading_gives_the_columns_asked_for_and_dictionaries_where_asked(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""A unit that kills its actor, in real processes."""
+"""What an actor does with a unit, in real processes where it dies."""
 
 import multiprocessing
 import os
@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from ray_cfnet.cluster import score
 from ray_cfnet.cluster.ledger import RunFiles
 from ray_cfnet.cluster.score import ExplainUnit
 from ray_cfnet.errors import InputError
@@ -47,3 +48,22 @@ def test_a_unit_that_kills_its_actor_each_time_fails_in_the_end(tmp_path: Path) 
     record = worker_of(ExplainUnit, tmp_path, "another attempt")(unit)
     assert record is not None
     assert record.rows_out == 200
+
+
+def test_small_batches_share_a_row_group_unless_their_rows_are_wide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        pq.write_table(people(100), tmp_path / "in" / f"part-{number}.parquet")
+    (unit,) = open_source(str(tmp_path / "in")).units(500_000)
+
+    def row_groups() -> int:
+        worker = worker_of(ExplainUnit, tmp_path, "one")
+        record = worker(unit)
+        assert record is not None
+        return pq.ParquetFile((worker.run.staging / record.files[0]).path).num_row_groups
+
+    assert row_groups() == 1
+    monkeypatch.setattr(score, "_GROUP_BYTES", 1_000)
+    assert row_groups() == 3
