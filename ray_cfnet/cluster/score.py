@@ -391,6 +391,7 @@ class _Job:
             self.done,
             self.failed,
             self.commit.visible,
+            earlier,
             seconds,
         )
         self.run.write_manifest(manifest)

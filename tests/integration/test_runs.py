@@ -187,8 +187,9 @@ def test_a_delta_run_killed_before_its_commit_is_finished_without_work(
             run_explain(config, trained.bundle, None, QUIET)
     assert DeltaTable(str(output)).file_uris() == []
     fresh: list[bool] = []
-    run_explain(config, trained.bundle, None, lambda _, __, done_now: fresh.append(done_now))
+    result = run_explain(config, trained.bundle, None, lambda _, __, done_now: fresh.append(done_now))
     assert fresh == [False] * 3
+    assert (result["rows_in"], result["rows_per_s"]) == (3 * DAY_ROWS, 0), "the rows of earlier attempts are no speed"
     assert len(DeltaTable(str(output)).file_uris()) == 3
 
 
