@@ -93,7 +93,7 @@ def fit(source: Source, whole: config.Config) -> TableSchema:
         stats.merge(part)
     schema = fit_schema(table, source.schema, stats, whole.training.max_reject_fraction)
     # Names that explain could not write must not cost a training run.
-    output_schema(schema, source.schema, whole.explain.num_options)
+    output_schema(schema, source.schema, whole.explain.num_options, source.partition_columns)
     return schema
 
 

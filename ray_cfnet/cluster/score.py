@@ -240,12 +240,12 @@ def explain(source: Source, bundle_place: Location, whole: config.Config, on_uni
     check_columns(source, {**types, **dict.fromkeys(schema.keys)}, narrower=True)
     columns = common_columns(source)
     check_columns(source.read_as(columns), types)
-    written = output_schema(schema, columns, whole.explain.num_options)
+    written = output_schema(schema, columns, whole.explain.num_options, source.partition_columns)
     output = Location.of(whole.output.path)
-    if output.is_within(source.root) and not source.is_file:
+    if (output.is_within(source.root) and not source.is_file) or source.root.is_within(output):
         raise InputError(
             f"{output}: the output would lie among the input's files in {source.root}",
-            "choose an --output (output.path) outside of the input's directory",
+            "choose an --output (output.path) that neither lies in the input's directory nor contains it",
         )
     words = whole.words if whole.explain.words else None
     Explainer(bundle, desired, whole.explain, words)  # what is wrong with the settings is told before anything starts

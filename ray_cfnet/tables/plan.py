@@ -101,6 +101,12 @@ class Source:
         return sorted({file.partition for file in self.all_files})
 
     @property
+    def partition_columns(self) -> list[str]:
+        """Columns that readers find in the paths alone, such as `ds`."""
+        parts = {part.partition("=") for partition in self.partitions for part in partition.split("/")}
+        return sorted({name for name, equals, _ in parts if equals})
+
+    @property
     def all_files(self) -> list["SourceFile | UnreadableFile"]:
         """Readable or not: a table is as new as these are."""
         return [*self.files, *self.unreadable]

@@ -394,6 +394,11 @@ def test_a_partition_includes_the_partitions_below_it():
     assert source.partitions == ["ds=2", "ds=2/town=a"]
 
 
+def test_partition_columns_are_those_in_the_paths():
+    source = source_of([("ds=1/town=a=b", [5]), ("ds=2/old", [3]), ("", [4])])
+    assert source.partition_columns == ["ds", "town"]
+
+
 def test_an_unknown_partition_comes_with_the_nearest_name():
     source = source_of([("ds=2026-11-14", [5]), ("ds=2026-11-15", [5])])
     with pytest.raises(InputError, match="no partition ds=2025-11-15") as error:
