@@ -226,6 +226,14 @@ def test_other_words_are_another_run_and_without_words_the_columns_stay(trained:
     assert Location.of(trained.bundle).uri == run_runs(f"{days.parent}/out", explained[3]["run_id"])["bundle"]
 
 
+@pytest.mark.parametrize("asked", ["actor_cpus=4096", "actor_gpus=1"])
+def test_an_actor_that_no_machine_has_room_for_is_told_and_not_waited_for(
+    asked: str, trained: Trained, days: Path
+) -> None:
+    with pytest.raises(JobError, match=r"no machine has room for an actor of .*cluster\.actor_cpus"):
+        run_explain(configured(days, f"cluster.{asked}"), trained.bundle, None, QUIET)
+
+
 def test_a_wrong_class_among_the_words_stops_before_anything_starts(trained: Trained, days: Path) -> None:
     with pytest.raises(ConfigError, match="granted not among"):
         run_explain(configured(days, "words.classes={granted: yes!}"), trained.bundle, None, QUIET)
