@@ -1,5 +1,6 @@
 """What a person sees: progress on standard error, results on standard output."""
 
+import threading
 import time
 from typing import Any
 
@@ -20,6 +21,25 @@ class ProgressDisplay:
         self.what = ""
         self.started = self.last_line = 0.0
         self.first_done = self.first_rows = 0
+        self.line = ""
+        self.closed: threading.Event | None = None
+
+    def expect_units(self) -> None:
+        """Units are about to be done. In a log, a line comes also while a large one is at work."""
+        self.close()
+        self.what, self.line, self.last_line = "", "at work, nothing to tell yet", time.monotonic()
+        if not self.console.is_terminal:
+            self.closed = threading.Event()
+            threading.Thread(target=self._repeat, args=(self.closed,), daemon=True).start()
+
+    def _repeat(self, closed: threading.Event) -> None:
+        while not closed.wait(max(self.last_line + _LINE_EVERY_S - time.monotonic(), 0)):
+            if time.monotonic() - self.last_line >= _LINE_EVERY_S:
+                self._print(self.line)
+
+    def _print(self, line: str) -> None:
+        self.line, self.last_line = line, time.monotonic()
+        self.console.print(line, highlight=False, soft_wrap=True)
 
     def epoch(self, metrics: dict[str, Any], num_epochs: int) -> None:
         """One finished epoch of training, or the news that a run goes on."""
@@ -41,16 +61,18 @@ class ProgressDisplay:
         seconds = now - self.started
         speed = f"  {(rows - self.first_rows) / seconds:,.0f} rows/s" if rows > self.first_rows and seconds else ""
         self._show("explaining", done, total, f"{rows:,} rows  {rejected:,} rejected{speed}")
+        if done == total:
+            self._stop_repeating()
 
     def say(self, text: str) -> None:
         """What comes next."""
-        self.close()
+        self._stop_bar()
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def _show(self, what: str, done: int, total: int, said: str) -> None:
         now = time.monotonic()
         if what != self.what:  # the clock starts with the first report: what came before was start-up
-            self.close()
+            self._stop_bar()
             self.what, self.started, self.first_done, self.last_line = what, now, done, 0.0
         if self.console.is_terminal:
             if self.bar is None:
@@ -65,13 +87,24 @@ class ProgressDisplay:
                 self.task = self.bar.add_task(what, total=total, said="")
                 self.bar.start()
             self.bar.update(self.task, completed=done, said=said)
-        elif done == total or now - self.last_line >= _LINE_EVERY_S:
-            self.last_line = now
+        else:
             measured = done - self.first_done
             left = f"  {(now - self.started) / measured * (total - done):.0f} s left" if measured else ""
-            self.console.print(f"{what} {done}/{total}  {said}{left}", highlight=False, soft_wrap=True)
+            self.line = f"{what} {done}/{total}  {said}{left}"
+            if done == total or now - self.last_line >= _LINE_EVERY_S:
+                self._print(self.line)
 
     def close(self) -> None:
+        """Nothing more is shown until it is asked for."""
+        self._stop_bar()
+        self._stop_repeating()
+
+    def _stop_repeating(self) -> None:
+        if self.closed is not None:
+            self.closed.set()
+            self.closed = None
+
+    def _stop_bar(self) -> None:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
