@@ -24,7 +24,7 @@ from ray_cfnet.cluster.manifest import make_manifest
 from ray_cfnet.cluster.stopping import NoTimeLeftError, put_on_sigterm
 from ray_cfnet.cluster.telemetry import UnitMetrics, log_failure, log_run, log_unit
 from ray_cfnet.cluster.units import unit_outcomes
-from ray_cfnet.errors import InputError, JobError, RayCfnetError, StoppedError
+from ray_cfnet.errors import InputError, JobError, RayCfnetError, StoppedError, last_line
 from ray_cfnet.explain.columns import ROW_STATUS, dictionary_columns, output_schema, rejects_schema, type_metadata
 from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.explain.explanations import Explanations
@@ -94,7 +94,7 @@ class ExplainUnit:
                     return None
                 if attempt == 0:
                     self._count_start(unit)
-                record = self._explain(unit)
+                record = self._explained(unit)
                 record.retries, record.seconds = attempt, time.perf_counter() - started
                 record.peak_rss_mb = _peak_rss_mb()
                 self.run.write_record(record)
@@ -108,6 +108,18 @@ class ExplainUnit:
                 pause_s *= 2
         raise AssertionError("the last attempt returns or raises")
 
+    def _explained(self, unit: Unit) -> UnitRecord:
+        """Raises our errors alone: damage that reading lets pass may turn up anywhere, and concerns this unit."""
+        try:
+            return self._explain(unit)
+        except RayCfnetError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"{self.root}: {_files_of(unit)}: cannot be explained ({type(error).__name__}: {last_line(error)})",
+                "write the file again, or remove it; if others fail in the same way, report it",
+            ) from error
+
     def _count_start(self, unit: Unit) -> None:
         """Raises InputError for a unit whose actors keep dying: Ray would start them again for ever.
 
@@ -116,9 +128,9 @@ class ExplainUnit:
         place = self.stop_sign.parent / f"{self.stop_sign.name}-unit-{unit.number}"
         starts = int(place.read_bytes()) if place.exists() else 0
         if starts >= _MOST_STARTS:
-            files = ", ".join(sorted({piece.path for piece in unit.pieces}))
             raise InputError(
-                f"{self.root}: {files}: unit {unit.number} was begun {starts} times and its actor died each time",
+                f"{self.root}: {_files_of(unit)}: unit {unit.number} was begun {starts} times and its actor died "
+                "each time",
                 "look for memory limits and lost nodes in Ray's logs; a smaller explain.unit_rows or more memory helps",
             )
         place.write_bytes(str(starts + 1).encode())
@@ -139,9 +151,8 @@ class ExplainUnit:
                 record.rows_in += batch.num_rows
                 self._count(record, good, bad, found)
         if record.rows_in != unit.num_rows:
-            files = ", ".join(sorted({piece.path for piece in unit.pieces}))
             raise InputError(
-                f"{self.root}: {files}: {unit.num_rows} rows planned, {record.rows_in} read",
+                f"{self.root}: {_files_of(unit)}: {unit.num_rows} rows planned, {record.rows_in} read",
                 "the file changed meanwhile; run again",
             )
         record.files = [part.name for part in (explained, rejected) if part.num_rows]
@@ -174,6 +185,10 @@ class ExplainUnit:
         for column, category in enumerate(schema.categorical):
             changed = found.rows.codes[:, column] != found.fcf.codes[:, column]
             record.count("changed", {category.name: int((changed & told).sum())})
+
+
+def _files_of(unit: Unit) -> str:
+    return ", ".join(sorted({piece.path for piece in unit.pieces}))
 
 
 def _peak_rss_mb() -> int:
