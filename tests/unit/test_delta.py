@@ -23,6 +23,7 @@ from pyarrow import fs as pafs
 from ray_cfnet.errors import InputError, JobError
 from ray_cfnet.tables import delta, storage
 from ray_cfnet.tables.delta import DeltaFile, active_files, check_format, commit_delta, is_delta, prepare_delta
+from ray_cfnet.tables.delta_plan import plan_delta
 from ray_cfnet.tables.storage import Location
 
 NUMBERS = pa.schema([("x", pa.int64())])
@@ -556,7 +557,7 @@ def test_a_commit_that_another_writer_overtook_fails(output: Location):
     commit(output, {"ds=1": [1]}, RUN_A)
     stale = opened(output)
     commit(output, {"ds=1": [2]}, RUN_B)
-    plan = delta._plan(output, NUMBERS, ["ds=1"])
+    plan = plan_delta(output, NUMBERS, ["ds=1"])
     with pytest.raises(JobError, match="concurrent transaction"):
         delta._replace_partitions(
             output, stale, plan, [write(output, "ds=1", [3], RUN_C)], delta._active(stale), "overtaken"
@@ -586,7 +587,7 @@ def test_in_a_bucket_no_commit_overwrites_another(bucket: Location):
     commit(output, {"ds=1": [1]}, RUN_A)
     stale = opened(output)
     commit(output, {"ds=1": [2]}, RUN_B)
-    plan = delta._plan(output, NUMBERS, ["ds=1"])
+    plan = plan_delta(output, NUMBERS, ["ds=1"])
     with pytest.raises(JobError, match="concurrent transaction"):
         delta._replace_partitions(output, stale, plan, [], delta._active(stale), "overtaken")
     assert read(output, "ds") == {"1": [2]}
@@ -594,7 +595,7 @@ def test_in_a_bucket_no_commit_overwrites_another(bucket: Location):
 
 def test_credentials_are_neither_passed_on_nor_shown(bucket: Location):
     assert "not-to-be-seen" not in json.dumps(delta._storage_options(bucket))
-    plan = delta._plan(bucket, NUMBERS, [""])
+    plan = plan_delta(bucket, NUMBERS, [""])
     with pytest.raises(JobError, match="no-such-bucket") as caught:
         delta._replace_table(Location.of("s3://no-such-bucket/out"), plan, [], "", None)
     assert "not-to-be-seen" not in str(caught.value)
