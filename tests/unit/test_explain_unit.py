@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ray_cfnet.cluster import score
+from ray_cfnet.cluster import explain_unit
+from ray_cfnet.cluster.explain_unit import ExplainUnit
 from ray_cfnet.cluster.ledger import RunFiles
-from ray_cfnet.cluster.score import ExplainUnit
 from ray_cfnet.errors import InputError
 from ray_cfnet.tables.plan import open_source
 from ray_cfnet.tables.storage import Location
@@ -81,5 +81,5 @@ def test_small_batches_share_a_row_group_unless_their_rows_are_wide(
         return pq.ParquetFile((worker.run.staging / record.files[0]).path).num_row_groups
 
     assert row_groups() == 1
-    monkeypatch.setattr(score, "_GROUP_BYTES", 1_000)
+    monkeypatch.setattr(explain_unit, "_GROUP_BYTES", 1_000)
     assert row_groups() == 3
