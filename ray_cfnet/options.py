@@ -51,7 +51,7 @@ def progress_display() -> Any:
     """For a person, or for a log system."""
     if is_json():
         return LoggedProgress()
-    from ray_cfnet.display import ProgressDisplay
+    from ray_cfnet.progress import ProgressDisplay
 
     return ProgressDisplay(Console(stderr=True, markup=False))
 

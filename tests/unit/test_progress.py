@@ -4,12 +4,11 @@ import time
 import pytest
 from rich.console import Console
 
-from ray_cfnet import display
-from ray_cfnet.display import ProgressDisplay
+from ray_cfnet.progress import ProgressDisplay
 
 
 def test_in_a_log_a_line_comes_also_while_no_unit_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(display, "_LINE_EVERY_S", 0.05)
+    monkeypatch.setattr("ray_cfnet.progress._LINE_EVERY_S", 0.05)
     log = io.StringIO()
     progress = ProgressDisplay(Console(file=log, width=200))
 
