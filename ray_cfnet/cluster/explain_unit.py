@@ -24,7 +24,8 @@ from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.explain.explanations import Explanations
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.tables.ahead import Ahead
-from ray_cfnet.tables.plan import Piece, Unit, conform, read_ahead, read_unit
+from ray_cfnet.tables.drift import conform
+from ray_cfnet.tables.plan import Piece, Unit, read_ahead, read_unit
 from ray_cfnet.tables.storage import Location
 
 _FIRST_PAUSE_S = 1.0

@@ -21,8 +21,9 @@ from ray_cfnet.explain.columns import output_schema
 from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.tables.delta import check_format, prepare_delta
+from ray_cfnet.tables.drift import check_columns, common_columns
 from ray_cfnet.tables.lock import Hold, exclusive
-from ray_cfnet.tables.plan import Source, Unit, check_columns, common_columns
+from ray_cfnet.tables.plan import Source, Unit
 from ray_cfnet.tables.storage import Location
 
 OnUnit = Callable[[UnitRecord, int, bool], None]

@@ -9,16 +9,8 @@ from hypothesis import strategies as st
 
 from ray_cfnet.errors import InputError
 from ray_cfnet.tables import plan
-from ray_cfnet.tables.plan import (
-    Source,
-    SourceFile,
-    Unit,
-    check_columns,
-    common_columns,
-    conform,
-    open_source,
-    read_unit,
-)
+from ray_cfnet.tables.drift import check_columns, common_columns, conform
+from ray_cfnet.tables.plan import Source, SourceFile, Unit, open_source, read_unit
 from ray_cfnet.tables.storage import FoundFile, Location
 from tests.unit.strategies import row_group_layouts
 
