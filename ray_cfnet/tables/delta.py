@@ -22,8 +22,8 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 
 from ray_cfnet.errors import InputError, JobError
-from ray_cfnet.tables.delta_plan import ANOTHER_PATH, DeltaPlan, Values, plan_delta, replaces_table
-from ray_cfnet.tables.storage import Location
+from ray_cfnet.tables.delta_plan import ANOTHER_PATH, DeltaPlan, Values, check_features, plan_delta, replaces_table
+from ray_cfnet.tables.storage import FoundFile, Location
 
 _PART = re.compile(r"(.*/)?part-\d{5,}-[0-9a-f]{16}\.parquet")
 _LOG_FILE = re.compile(r"\d{20}\.(json|checkpoint\..*)")
@@ -113,6 +113,24 @@ def commit_delta(
 def active_files(output: Location) -> list[str]:
     """The files of the newest version, relative to the output; none where there is no Delta table."""
     return sorted(file.path for file in _active(_open(output))) if is_delta(output) else []
+
+
+def input_files(table: Location, there: list[FoundFile]) -> list[FoundFile]:
+    """Of all files below an input table those that have its rows: older versions of a Delta table lie there too.
+
+    Raises InputError for a Delta table that is not all there, or that plain files do not tell.
+    """
+    if not is_delta(table):
+        return there
+    opened = _open(table)
+    check_features(table, opened)
+    current = {file.path for file in _active(opened)}
+    missing = sorted(current - {file.path for file in there})
+    if missing:
+        raise InputError(
+            f"{table}: the Delta table names {missing[0]}, which is not there", "restore the file, or repair the table"
+        )
+    return [file for file in there if file.path in current]
 
 
 @dataclass(frozen=True)
@@ -244,7 +262,7 @@ def _deltalake() -> ModuleType:
         from deltalake.transaction import RemoveAction  # noqa: F401 - older versions lack it
     except ImportError:
         raise InputError(
-            "output.format is delta, and the package deltalake is missing or too old",
+            "a Delta table needs the package deltalake, which is missing or too old",
             "pip install 'ray-cfnet[delta]'",
         ) from None
     return deltalake

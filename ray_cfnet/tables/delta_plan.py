@@ -167,6 +167,16 @@ def _delta_type(kind: pa.DataType) -> pa.DataType:
 # Comparing with the table that is there
 
 
+def check_features(place: Location, table: Any) -> None:
+    """Raises InputError for a table whose files alone do not say what its rows are."""
+    protocol = table.protocol()
+    if protocol.min_reader_version == 2 or {"columnMapping", "deletionVectors"} & set(protocol.reader_features or []):
+        raise InputError(
+            f"{place}: the Delta table uses column mapping or deletion vectors, which ray-cfnet does not know",
+            "switch them off in the table's properties, or use another path",
+        )
+
+
 def replaces_table(output: Location, table: Any, active: set[Values], plan: DeltaPlan) -> bool:
     """Whether the columns differ from those of the DeltaTable there, so that it has to be defined anew.
 
@@ -175,12 +185,7 @@ def replaces_table(output: Location, table: Any, active: set[Values], plan: Delt
     Raises InputError when rows would be left that do not have the new columns, and for a table that other
     programs have given features under which a file's path alone no longer says what its rows are.
     """
-    protocol = table.protocol()
-    if protocol.min_reader_version == 2 or {"columnMapping", "deletionVectors"} & set(protocol.reader_features or []):
-        raise InputError(
-            f"{output}: the Delta table uses column mapping or deletion vectors, which ray-cfnet cannot write",
-            f"switch them off in the table's properties, or {ANOTHER_PATH}",
-        )
+    check_features(output, table)
     difference = _difference(table, plan)
     if not difference:
         return False

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ray_cfnet.errors import InputError
+from ray_cfnet.tables.delta import input_files
 from ray_cfnet.tables.storage import FoundFile, Location
 
 _FOOTER_THREADS = 16
@@ -181,7 +182,7 @@ def open_source(path: str, in_parts: bool = False) -> Source:
         raise InputError(f"{root}: no such file or directory", "check table.path, or pass --input PATH")
     is_file = not root.is_dir()
     if not is_file:
-        found = [file for file in root.files() if _may_hold_rows(file)]
+        found = [file for file in input_files(root, root.files()) if _may_hold_rows(file)]
         if not found:
             raise InputError(f"{root}: no Parquet files in it", "put .parquet files there, or change table.path")
     else:
