@@ -46,6 +46,9 @@ class LoggedProgress:
         event = "training_resumed" if "resumed_after" in metrics else "epoch_done"
         log.info(event.replace("_", " "), extra={"event": event, "num_epochs": num_epochs, **metrics})
 
+    def expect_units(self) -> None:
+        pass
+
     def unit(self, *_: int) -> None:
         pass
 

@@ -51,7 +51,7 @@ def progress_display() -> Any:
     """For a person, or for a log system."""
     if is_json():
         return LoggedProgress()
-    from ray_cfnet.cli.display import ProgressDisplay
+    from ray_cfnet.cli.progress import ProgressDisplay
 
     return ProgressDisplay(Console(stderr=True, markup=False))
 
@@ -59,6 +59,7 @@ def progress_display() -> Any:
 def unit_counter(progress: Any) -> Callable[[Any, int, bool], None]:
     """Shows finished units as rows, and says when a run goes on where another stopped."""
     counts = {"units": 0, "fresh": 0, "rows": 0, "rejected": 0}
+    progress.expect_units()
 
     def on_unit(record: Any, total: int, fresh: bool) -> None:
         if fresh and counts["units"] and not counts["fresh"]:

@@ -21,7 +21,8 @@ from ray_cfnet.model.metrics import EvaluationSums, Manifold
 from ray_cfnet.model.robustness import StabilitySums
 from ray_cfnet.model.trivial import TrivialAnswers
 from ray_cfnet.tables.codec import Encoded
-from ray_cfnet.tables.plan import Source, Unit, check_columns
+from ray_cfnet.tables.drift import check_columns
+from ray_cfnet.tables.plan import Source, Unit
 from ray_cfnet.tables.schema import TableSchema
 from ray_cfnet.tables.split import SpacedRows, SplitName, expected_rows
 

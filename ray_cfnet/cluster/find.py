@@ -14,7 +14,6 @@ from ray_cfnet.errors import InputError
 from ray_cfnet.explain.columns import REASONS, REJECT_COLUMNS
 from ray_cfnet.model.bundle import verified_files
 from ray_cfnet.model.store import MODELS
-from ray_cfnet.tables.delta import active_files, is_delta
 from ray_cfnet.tables.plan import Source, SourceFile, open_source
 from ray_cfnet.tables.rulewords import rule_text
 from ray_cfnet.tables.schema import TableSchema, value_type
@@ -60,11 +59,7 @@ def find_row(output: Location, keys: list[str], partition: str | None, bundle: L
 def _explained(output: Location) -> Source | None:
     if not any(_RUN_OF_FILE.search(file.path) for file in output.files()):
         return None
-    source = open_source(str(output))
-    if not is_delta(output):
-        return source
-    current = set(active_files(output))  # files of older versions lie there too
-    return Source(source.root, tuple(file for file in source.files if file.found.path in current))
+    return open_source(str(output))
 
 
 def _rejected(output: Location) -> Source | None:

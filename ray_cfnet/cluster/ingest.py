@@ -15,8 +15,9 @@ from ray_cfnet.cluster.units import map_units, quiet_ray_data
 from ray_cfnet.errors import InputError
 from ray_cfnet.explain.columns import output_schema
 from ray_cfnet.tables.codec import CodeArray, Encoded, codes_of, encode, probabilities_of
+from ray_cfnet.tables.drift import check_columns
 from ray_cfnet.tables.fit import TableStats, check_types, fit_schema
-from ray_cfnet.tables.plan import Source, Unit, check_columns, read_unit
+from ray_cfnet.tables.plan import Source, Unit, read_unit
 from ray_cfnet.tables.schema import FloatArray, TableSchema, value_type
 from ray_cfnet.tables.split import SplitName, expected_rows, has_rows, rows_in_split
 from ray_cfnet.tables.storage import Location
@@ -93,7 +94,7 @@ def fit(source: Source, whole: config.Config) -> TableSchema:
         stats.merge(part)
     schema = fit_schema(table, source.schema, stats, whole.training.max_reject_fraction)
     # Names that explain could not write must not cost a training run.
-    output_schema(schema, source.schema, whole.explain.num_options)
+    output_schema(schema, source.schema, whole.explain.num_options, source.partition_columns)
     return schema
 
 

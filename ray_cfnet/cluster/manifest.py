@@ -38,12 +38,14 @@ def make_manifest(
     done: dict[str, list[UnitRecord]],
     failed: list[FailedUnit],
     visible: set[str],
+    earlier: list[UnitRecord],
     seconds: float,
 ) -> dict[str, Any]:
+    """`done` are all units, `earlier` those among them that were done before this attempt of so many seconds."""
     records = [record for partition in done.values() for record in partition]
     summary = totals(records)
-    rows_per_s = summary["rows_in"] / seconds
-    _, actors = actor_range(whole.cluster, len(records) or 1)
+    rows_per_s = (summary["rows_in"] - sum(record.rows_in for record in earlier)) / seconds
+    _, actors = actor_range(whole.cluster, len(records) - len(earlier) or 1)
     return {
         "version": MANIFEST_VERSION,
         "run_id": run.run_id,

@@ -35,8 +35,13 @@ def ray_session(min_cpus: int = 2) -> Iterator[None]:
             ray.shutdown()
 
 
+def is_alone() -> bool:
+    """Whether Ray is this machine's and this process's: nothing will ever join it."""
+    return not os.environ.get("RAY_ADDRESS")
+
+
 def _start(min_cpus: int) -> None:
-    if os.environ.get("RAY_ADDRESS"):
+    if not is_alone():
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
     else:
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its notices would stand among our lines

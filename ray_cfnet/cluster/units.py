@@ -10,8 +10,10 @@ import ray
 import ray.data
 from ray.data import ActorPoolStrategy, DataContext
 
+from ray_cfnet.cluster.session import is_alone
 from ray_cfnet.config import Cluster
 from ray_cfnet.errors import JobError, RayCfnetError, last_line
+from ray_cfnet.logs import log
 from ray_cfnet.tables.plan import Unit
 
 
@@ -56,6 +58,7 @@ def unit_outcomes(
     """
     if not units:
         return
+    _check_room(cluster)
     quiet_ray_data()
     dataset = ray.data.from_items(list(range(len(units))), override_num_blocks=len(units))
     least, most = actor_range(cluster, len(units))
@@ -91,6 +94,24 @@ def _room(cluster: Cluster) -> int:
     by_cpu = resources.get("CPU", os.cpu_count() or 1) / cluster.actor_cpus
     by_gpu = resources.get("GPU", 0.0) / cluster.actor_gpus if cluster.actor_gpus else by_cpu
     return int(min(by_cpu, by_gpu))
+
+
+def _check_room(cluster: Cluster) -> None:
+    """Raises JobError when no actor could ever start: Ray would wait for room without a word.
+
+    Another machine may join a cluster; that is waited for, and told.
+    """
+    asked = {"CPU": cluster.actor_cpus, "GPU": cluster.actor_gpus}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if any(all(node.get(kind, 0.0) >= number for kind, number in asked.items()) for node in nodes):
+        return
+    problem = (
+        f"no machine has room for an actor of {cluster.actor_cpus:g} CPUs and {cluster.actor_gpus:g} GPUs "
+        "(cluster.actor_cpus, cluster.actor_gpus)"
+    )
+    if is_alone():
+        raise JobError(f"{problem}; ask for less, or set RAY_ADDRESS to a cluster that has it")
+    log.warning("%s: waiting for one that has", problem)
 
 
 def quiet_ray_data() -> None:

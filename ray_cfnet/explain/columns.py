@@ -5,7 +5,7 @@ docs/columns.md tells what each means.
 
 import base64
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
@@ -92,15 +92,18 @@ def _feasible_fields(prefix: str, types: dict[str, pa.DataType]) -> Iterator[pa.
         yield _commented(pa.field(f"{prefix}{name}", arrow_type), _OF_A_WAY[name].format(way=way, unless=unless))
 
 
-def output_schema(schema: TableSchema, columns: pa.Schema, num_options: int = 1) -> pa.Schema:
+def output_schema(
+    schema: TableSchema, columns: pa.Schema, num_options: int = 1, partition_columns: Iterable[str] = ()
+) -> pa.Schema:
     """Passed-through columns, unchanged and in their order, then the added ones.
 
-    Raises InputError when the input already has a column of such a name.
+    Raises InputError when the input already has a column of such a name, in its files or in their paths.
     """
     added = added_fields(schema, columns, num_options)
     names = [*(field.name for field in added), *REJECT_COLUMNS]
-    taken = [name for name in names if name in columns.names]
-    if taken:
+    there = {name.lower(): name for name in (*columns.names, *partition_columns)}
+    taken = [there[name.lower()] for name in names if name.lower() in there]
+    if taken:  # engines that ignore case, or prefer the path, would show the input's column under our name
         raise InputError(
             f"the input has columns that ray-cfnet writes: {', '.join(taken)}",
             "rename them in the input; it may be an output of ray-cfnet",

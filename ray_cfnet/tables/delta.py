@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -22,15 +22,11 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 
 from ray_cfnet.errors import InputError, JobError
-from ray_cfnet.tables.storage import Location
+from ray_cfnet.tables.delta_plan import ANOTHER_PATH, DeltaPlan, Values, check_features, plan_delta, replaces_table
+from ray_cfnet.tables.storage import FoundFile, Location
 
-_NULL = "__HIVE_DEFAULT_PARTITION__"
 _PART = re.compile(r"(.*/)?part-\d{5,}-[0-9a-f]{16}\.parquet")
 _LOG_FILE = re.compile(r"\d{20}\.(json|checkpoint\..*)")
-_ANOTHER_PATH = "set output.path to another place"
-
-Values = tuple[str | None, ...]
-"""A partition's values, in the order of the partition columns."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +52,13 @@ def check_format(output: Location, format: str) -> None:  # noqa: A002 - the nam
     """
     if is_delta(output):
         if format != "delta":
-            raise InputError(f"{output}: holds a Delta table", f"set output.format to delta, or {_ANOTHER_PATH}")
+            raise InputError(f"{output}: holds a Delta table", f"set output.format to delta, or {ANOTHER_PATH}")
     elif format == "delta":
         plain = next((file.path for file in output.files() if _PART.fullmatch(file.path)), None)
         if plain:
             raise InputError(
                 f"{output}: holds plain Parquet files of an earlier run, such as {plain}, and no Delta table",
-                f"{_ANOTHER_PATH}, or output.format to parquet",
+                f"{ANOTHER_PATH}, or output.format to parquet",
             )
 
 
@@ -73,11 +69,13 @@ def prepare_delta(output: Location, columns: pa.Schema, partitions: list[str]) -
     the output look like a plain one. Raises InputError.
     """
     check_format(output, "delta")
-    plan = _plan(output, columns, partitions)
+    _deltalake()
+    plan = plan_delta(output, columns, partitions)
     if not is_delta(output):
         _replace_table(output, plan, [], "ray-cfnet: empty table", None)
     else:
-        _replaces_table(output, _open(output), plan)
+        table = _open(output)
+        replaces_table(output, table, _active_values(table), plan)
 
 
 def commit_delta(
@@ -91,7 +89,8 @@ def commit_delta(
     when the table is defined, and are its owner's from then on. The caller holds the lock on the output. Raises
     InputError, with nothing changed, and JobError when the commit fails.
     """
-    plan = _plan(output, columns, partitions)
+    _deltalake()
+    plan = plan_delta(output, columns, partitions)
     strangers = sorted({file.partition for file in files} - set(partitions))
     if strangers:
         raise ValueError(f"files of {strangers}, which are not among the partitions to replace")
@@ -99,7 +98,7 @@ def commit_delta(
     if not is_delta(output):
         return _replace_table(output, plan, files, note, None)
     table = _open(output)
-    if _replaces_table(output, table, plan):
+    if replaces_table(output, table, _active_values(table), plan):
         return _replace_table(output, plan, files, note, table)
     replaced = plan.replaced_values
     old = {file.path: file for file in _active(table) if file.values in replaced}
@@ -116,196 +115,22 @@ def active_files(output: Location) -> list[str]:
     return sorted(file.path for file in _active(_open(output))) if is_delta(output) else []
 
 
-# The plan of a commit
+def input_files(table: Location, there: list[FoundFile]) -> list[FoundFile]:
+    """Of all files below an input table those that have its rows: older versions of a Delta table lie there too.
 
-
-@dataclass(frozen=True)
-class _Plan:
-    columns: pa.Schema
-    """All columns with the types Delta reads them as, the partition columns last."""
-    partition_columns: list[str]
-    values: dict[str, Values]
-
-    @property
-    def replaced_values(self) -> set[Values]:
-        return set(self.values.values())
-
-    def partition_values(self, partition: str) -> dict[str, str | None]:
-        return dict(zip(self.partition_columns, self.values[partition], strict=True))
-
-
-def _plan(output: Location, columns: pa.Schema, partitions: list[str]) -> _Plan:
-    _deltalake()
-    if unquote(output.path) != output.path or "\\" in output.path:
-        # deltalake decodes the address twice, and would write the log beside the files or find another table's.
-        raise InputError(
-            f"{output}: a Delta table cannot lie at an address with %-escapes or backslashes", _ANOTHER_PATH
-        )
-    parsed = {partition: _parse(output, partition) for partition in partitions}
-    names = {tuple(name for name, _ in pairs): partition for partition, pairs in parsed.items()}
-    if len(names) > 1:
-        raise InputError(
-            f"{output}: partitions {' and '.join(sorted(names.values())[:2])} have different columns",
-            "lay the table out with the same columns in the same order in every path, or set output.format to parquet",
-        )
-    partition_columns = list(next(iter(names), ()))
-    fields = [*_delta_fields(output, columns), *(pa.field(name, pa.string()) for name in partition_columns)]
-    _check_names(output, [field.name for field in fields])
-    values = {partition: tuple(value for _, value in pairs) for partition, pairs in parsed.items()}
-    return _Plan(pa.schema(fields), partition_columns, values)
-
-
-def _parse(output: Location, partition: str) -> list[tuple[str, str | None]]:
-    """`ds=2026-11-15/city=New%20York` as columns and values."""
-    pairs: list[tuple[str, str | None]] = []
-    for part in partition.split("/") if partition else []:
-        name, separator, value = part.partition("=")
-        if not (name and separator and value):  # Delta cannot tell an empty string from null
-            raise InputError(
-                f"{output}: partition {partition}: {part} is not column=value, which Delta needs",
-                "lay the table out as column=value, or set output.format to parquet",
-            )
-        pairs.append((unquote(name), None if value == _NULL else unquote(value)))
-    return pairs
-
-
-def _check_names(output: Location, names: list[str]) -> None:
-    seen: dict[str, str] = {}
-    for name in names:
-        if name.lower() in seen:
-            raise InputError(
-                f"{output}: columns {seen[name.lower()]} and {name} are one to Delta, which ignores case and "
-                "takes partition columns from the path alone",
-                "give one of them another name, or set output.format to parquet",
-            )
-        seen[name.lower()] = name
-
-
-# Column types
-
-
-class _LackingTypeError(Exception):
-    """Delta has no such type; the message says what to use instead."""
-
-
-_INSTEAD: list[tuple[Callable[[pa.DataType], bool], str]] = [
-    # deltalake would take these as signed, and fail to read values above the signed range.
-    (pa.types.is_unsigned_integer, "the next larger signed integer, decimal128(20, 0) for uint64"),
-    (pa.types.is_float16, "float32"),
-    (pa.types.is_time, "a string"),
-    (pa.types.is_duration, "int64"),
-    (pa.types.is_decimal, "decimal128 with at most 38 digits and no negative scale"),
-    # deltalake has nanoseconds, but as a table feature that few other readers know.
-    (pa.types.is_timestamp, "timestamp[us]"),
-    (pa.types.is_null, "the type that its values are meant to have"),
-]
-_ALIKE = (
-    pa.types.is_boolean,
-    pa.types.is_signed_integer,
-    pa.types.is_float32,
-    pa.types.is_float64,
-    pa.types.is_date,
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_binary,
-    pa.types.is_large_binary,
-    pa.types.is_fixed_size_binary,
-)
-
-
-def _delta_fields(output: Location, columns: pa.Schema) -> list[pa.Field]:
-    fields, faults = [], []
-    for column in columns:
-        try:
-            fields.append(pa.field(column.name, _delta_type(column.type), metadata=_comment(column)))
-        except _LackingTypeError as error:
-            faults.append(f"column {column.name} is {column.type}; use {error}")
-    if faults:
-        raise InputError(
-            "\n  ".join([f"{output}: types that a Delta table does not have", *faults]),
-            "change the types in the job that writes the input table, or set output.format to parquet",
-        )
-    return fields
-
-
-def _comment(column: pa.Field) -> dict[str, str] | None:
-    """The column's meaning, where Delta keeps it. Nothing else: keys under `delta.` change how it is read."""
-    comment = (column.metadata or {}).get(b"comment")
-    return {"comment": comment.decode(errors="replace")} if comment else None
-
-
-def _delta_type(kind: pa.DataType) -> pa.DataType:
-    """The type as a Delta table reads it from a Parquet file."""
-    if isinstance(kind, pa.BaseExtensionType):
-        raise _LackingTypeError(f"its storage type, {kind.storage_type}")
-    if pa.types.is_dictionary(kind):
-        return _delta_type(kind.value_type)
-    if pa.types.is_timestamp(kind) and kind.unit != "ns":
-        # Parquet keeps moments in UTC whatever their time zone, and has no whole seconds.
-        return pa.timestamp("us", tz="UTC" if kind.tz else None)
-    if pa.types.is_decimal128(kind) and kind.scale >= 0:
-        return kind
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return pa.list_(_delta_type(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(field.name, _delta_type(field.type)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_delta_type(kind.key_type), _delta_type(kind.item_type))
-    if any(is_kind(kind) for is_kind in _ALIKE):
-        return kind
-    instead = (remedy for is_kind, remedy in _INSTEAD if is_kind(kind))
-    raise _LackingTypeError(next(instead, "a number, string, binary, date, timestamp, list, struct or map"))
-
-
-# Comparing with the table that is there
-
-
-def _replaces_table(output: Location, table: Any, plan: _Plan) -> bool:
-    """Whether the columns differ, so that the table has to be defined anew.
-
-    Raises InputError when rows would be left that do not have the new columns, and for a table that other
-    programs have given features under which a file's path alone no longer says what its rows are.
+    Raises InputError for a Delta table that is not all there, or that plain files do not tell.
     """
-    protocol = table.protocol()
-    if protocol.min_reader_version == 2 or {"columnMapping", "deletionVectors"} & set(protocol.reader_features or []):
+    if not is_delta(table):
+        return there
+    opened = _open(table)
+    check_features(table, opened)
+    current = {file.path for file in _active(opened)}
+    missing = sorted(current - {file.path for file in there})
+    if missing:
         raise InputError(
-            f"{output}: the Delta table uses column mapping or deletion vectors, which ray-cfnet cannot write",
-            f"switch them off in the table's properties, or {_ANOTHER_PATH}",
+            f"{table}: the Delta table names {missing[0]}, which is not there", "restore the file, or repair the table"
         )
-    difference = _difference(table, plan)
-    if not difference:
-        return False
-    same_partitioning = table.metadata().partition_columns == plan.partition_columns
-    active = {file.values for file in _active(table)}
-    if active and not (same_partitioning and active <= plan.replaced_values):
-        raise InputError(
-            f"{output}: the Delta table there has other columns: {difference}",
-            f"run on all partitions at once, which replaces the whole table, or {_ANOTHER_PATH}"
-            if same_partitioning
-            else _ANOTHER_PATH,
-        )
-    return True
-
-
-def _difference(table: Any, plan: _Plan) -> str:
-    """Empty when the columns are the same; their order does not matter, readers go by name."""
-    there, here = (
-        {field.name: _type_name(field.type) for field in schema.fields}
-        for schema in (table.schema(), _delta_schema(plan))
-    )
-    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-    shown = [f"{name} ({there.get(name, 'missing')} there, {here.get(name, 'missing')} here)" for name in names[:5]]
-    if len(names) > 5:
-        shown.append(f"and {len(names) - 5} more")
-    if table.metadata().partition_columns != plan.partition_columns:
-        by = [", ".join(p) or "nothing" for p in (table.metadata().partition_columns, plan.partition_columns)]
-        shown.append(f"partitioned by {by[0]} there, by {by[1]} here")
-    return ", ".join(shown)
-
-
-def _type_name(kind: Any) -> str:
-    plain = json.loads(kind.to_json())
-    return plain if isinstance(plain, str) else json.dumps(plain)
+    return [file for file in there if file.path in current]
 
 
 @dataclass(frozen=True)
@@ -321,6 +146,10 @@ def _active(table: Any) -> list[_ActiveFile]:
         _ActiveFile(unquote(row["path"]), row["size_bytes"], tuple((row.get("partition") or {}).values()))
         for row in pa.table(table.get_add_actions()).to_pylist()
     ]
+
+
+def _active_values(table: Any) -> set[Values]:
+    return {file.values for file in _active(table)}
 
 
 def _version_with(output: Location, table: Any, note: str) -> int:
@@ -339,7 +168,7 @@ def _version_with(output: Location, table: Any, note: str) -> int:
 
 
 def _replace_partitions(
-    output: Location, table: Any, plan: _Plan, files: list[DeltaFile], gone: list[_ActiveFile], note: str
+    output: Location, table: Any, plan: DeltaPlan, files: list[DeltaFile], gone: list[_ActiveFile], note: str
 ) -> int:
     from deltalake.transaction import RemoveAction
 
@@ -361,14 +190,14 @@ def _replace_partitions(
         table.create_write_transaction(
             [*_adds(plan, files), *removes],
             mode="append",
-            schema=_delta_schema(plan),
+            schema=plan.schema,
             partition_by=names,
             commit_properties=_properties(note),
         )
     return int(_open(output).version())
 
 
-def _replace_table(output: Location, plan: _Plan, files: list[DeltaFile], note: str, old: Any) -> int:
+def _replace_table(output: Location, plan: DeltaPlan, files: list[DeltaFile], note: str, old: Any) -> int:
     """Creates the table, or defines it anew with new columns; older versions stay readable with theirs."""
     from deltalake.transaction import create_table_with_add_actions
 
@@ -383,7 +212,7 @@ def _replace_table(output: Location, plan: _Plan, files: list[DeltaFile], note: 
     with _commit_errors(output):
         create_table_with_add_actions(
             _uri(output),
-            _delta_schema(plan),
+            plan.schema,
             _adds(plan, files),
             mode="error" if old is None else "overwrite",
             partition_by=plan.partition_columns,
@@ -396,7 +225,7 @@ def _replace_table(output: Location, plan: _Plan, files: list[DeltaFile], note: 
     return int(_open(output).version())
 
 
-def _adds(plan: _Plan, files: list[DeltaFile]) -> list[Any]:
+def _adds(plan: DeltaPlan, files: list[DeltaFile]) -> list[Any]:
     from deltalake.transaction import AddAction
 
     now = _now_ms()
@@ -433,7 +262,7 @@ def _deltalake() -> ModuleType:
         from deltalake.transaction import RemoveAction  # noqa: F401 - older versions lack it
     except ImportError:
         raise InputError(
-            "output.format is delta, and the package deltalake is missing or too old",
+            "a Delta table needs the package deltalake, which is missing or too old",
             "pip install 'ray-cfnet[delta]'",
         ) from None
     return deltalake
@@ -447,10 +276,6 @@ def _open(output: Location) -> Any:
         raise InputError(
             f"{output}: the Delta table cannot be read: {_message(error)}", "check the address and the access to it"
         ) from None
-
-
-def _delta_schema(plan: _Plan) -> Any:
-    return _deltalake().Schema.from_arrow(plan.columns)
 
 
 def _uri(output: Location) -> str:

@@ -3,23 +3,25 @@
 import difflib
 import os
 import posixpath
-from collections.abc import Generator, Iterator, Mapping
+from collections import Counter
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ray_cfnet.errors import InputError
-from ray_cfnet.tables.schema import value_type
+from ray_cfnet.tables.delta import input_files
 from ray_cfnet.tables.storage import FoundFile, Location
 
 _FOOTER_THREADS = 16
 _FOOTER_ATTEMPTS = 3
 _BUFFER_BYTES = 8 * 1024**2
 _AHEAD_BYTES = 64 * 1024**2
+_BATCH_BYTES = 64 * 1024**2
+"""Of a batch at most, as far as the footer can tell: long texts and lists pass through some tables."""
 _ENDINGS = (".parquet", ".pq", ".parq", "")  # some engines write files without an ending
 
 
@@ -98,13 +100,19 @@ class Source:
         return sorted({file.partition for file in self.all_files})
 
     @property
+    def partition_columns(self) -> list[str]:
+        """Columns that readers find in the paths alone, such as `ds`."""
+        parts = {part.partition("=") for partition in self.partitions for part in partition.split("/")}
+        return sorted({name for name, equals, _ in parts if equals})
+
+    @property
     def all_files(self) -> list["SourceFile | UnreadableFile"]:
         """Readable or not: a table is as new as these are."""
         return [*self.files, *self.unreadable]
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the first file; `check_columns` makes sure that the others agree."""
+        """The columns of the first file; drift.py makes sure that the others agree."""
         return self.files[0].schema
 
     def read_as(self, columns: pa.Schema) -> "Source":
@@ -174,7 +182,7 @@ def open_source(path: str, in_parts: bool = False) -> Source:
         raise InputError(f"{root}: no such file or directory", "check table.path, or pass --input PATH")
     is_file = not root.is_dir()
     if not is_file:
-        found = [file for file in root.files() if _may_hold_rows(file)]
+        found = [file for file in input_files(root, root.files()) if _may_hold_rows(file)]
         if not found:
             raise InputError(f"{root}: no Parquet files in it", "put .parquet files there, or change table.path")
     else:
@@ -212,12 +220,16 @@ def _footer(file: Location, attempts: int = _FOOTER_ATTEMPTS) -> tuple[tuple[int
         with pq.ParquetFile(file.path, filesystem=file.fs) as parquet:
             footer = parquet.metadata
             rows = tuple(footer.row_group(group).num_rows for group in range(footer.num_row_groups))
-            return rows, parquet.schema_arrow.remove_metadata()
+            columns = parquet.schema_arrow.remove_metadata()
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: names that are no UTF-8
         if isinstance(error, OSError) and attempts > 1:  # the storage may have stumbled
             return _footer(file, attempts - 1)
         reason = str(error).splitlines()[0]
         return InputError(f"{file}: not a readable Parquet file ({reason})", "write the file again, or remove it")
+    twice = [name for name, count in Counter(columns.names).items() if count > 1]
+    if twice:  # nobody could say which one is meant
+        return InputError(f"{file}: has more than one column called {', '.join(twice)}", "rename them in that file")
+    return rows, columns
 
 
 def read_unit(
@@ -226,7 +238,8 @@ def read_unit(
     """The unit's rows as (piece, number of the batch's first row in the table, batch).
 
     `dictionaries` names string columns with few distinct values: as dictionaries they are faster to read
-    and cost one look-up per distinct value. Raises InputError that names a file which cannot be read.
+    and cost one look-up per distinct value. Batches have `batch_rows` rows at most, fewer where rows are wide.
+    Raises InputError that names a file which cannot be read.
     """
     for piece in unit.pieces:
         file = root / piece.path
@@ -237,14 +250,25 @@ def read_unit(
                 parquet = pq.ParquetFile(
                     stream, read_dictionary=dictionaries, buffer_size=_BUFFER_BYTES, pre_buffer=False
                 )
+                at_once = min(batch_rows, _rows_that_fit(parquet.metadata, piece, columns))
                 for batch in parquet.iter_batches(
-                    batch_rows, row_groups=list(piece.row_groups), columns=columns, use_threads=False
+                    at_once, row_groups=list(piece.row_groups), columns=columns, use_threads=False
                 ):
                     yield piece, first_row, batch
                     first_row += batch.num_rows
         except (pa.ArrowException, OSError, KeyError) as error:
             reason = str(error).splitlines()[0]
             raise InputError(f"{file}: cannot be read ({reason})", "write the file again, or remove it") from None
+
+
+def _rows_that_fit(footer: pq.FileMetaData, piece: Piece, columns: list[str] | None) -> int:
+    size = 0
+    for group in map(footer.row_group, piece.row_groups):
+        for column in map(group.column, range(group.num_columns)):
+            name = column.path_in_schema  # of a list or struct: tags.list.element
+            if columns is None or name in columns or name.split(".")[0] in columns:
+                size += column.total_uncompressed_size
+    return max(1, _BATCH_BYTES * piece.num_rows // max(size, 1))
 
 
 def read_ahead(root: Location, unit: Unit) -> None:
@@ -256,98 +280,3 @@ def read_ahead(root: Location, unit: Unit) -> None:
                 os.posix_fadvise(descriptor, 0, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
             finally:
                 os.close(descriptor)
-
-
-def check_columns(source: Source, needed: Mapping[str, str | None], narrower: bool = False) -> None:
-    """Compares every footer with what is needed: column name -> value type it must have (None: any).
-
-    `narrower` lets types pass whose values the needed one can hold. Raises one InputError with all differences, the
-    nearest name for a missing column.
-    """
-    faults: list[str] = []
-    for file in source.files:
-        names = file.schema.names
-        for name, wanted in needed.items():
-            if name not in names:
-                near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-                hint = f"; did you mean {near[0]}?" if near else f"; the file has {', '.join(names)}"
-                faults.append(f"{file.found.path}: column {name} is missing{hint}")
-            elif wanted is not None and not _fits(file.schema.field(name).type, wanted, narrower):
-                faults.append(f"{file.found.path}: column {name} is {file.schema.field(name).type}, expected {wanted}")
-    if faults:
-        shown = faults[:10] + ([f"... and {len(faults) - 10} more"] if len(faults) > 10 else [])
-        raise InputError(
-            "\n  ".join([f"{source.root}: the columns do not fit", *shown]),
-            "correct table.features in the configuration, or the job that writes the table",
-        )
-
-
-def common_columns(source: Source) -> pa.Schema:
-    """The first file's columns, each with the widest type that a file has for it.
-
-    Raises InputError when a file has other columns, or a type that none of the two can take in: no column and no
-    value may get lost.
-    """
-    columns = {field.name: field for field in source.schema}
-    for file in source.files:
-        here = {field.name: field.type for field in file.schema}
-        wider = {name: _wider(field.type, here[name]) for name, field in columns.items() if name in here}
-        faults = [name for name in [*columns, *here] if wider.get(name) is None]
-        if faults:
-            shown = ", ".join(
-                f"{name} ({columns[name].type if name in columns else 'missing'} / {here.get(name, 'missing')})"
-                for name in list(dict.fromkeys(faults))[:5]
-            )
-            raise InputError(
-                f"{source.root / file.found.path}: other columns than in {source.files[0].found.path}: {shown}",
-                "write the files with one schema, or explain them with --partition one by one",
-            )
-        columns = {name: field.with_type(wider[name]) for name, field in columns.items()}
-    return pa.schema(list(columns.values()))
-
-
-def conform(batch: pa.RecordBatch, columns: pa.Schema, dictionaries: list[str]) -> pa.RecordBatch:
-    """A file's rows with the table's types, but for the columns that were asked for as dictionaries."""
-    arrays = []
-    for array, field in zip(batch.columns, columns, strict=True):
-        wanted = field.type
-        if field.name in dictionaries and pa.types.is_dictionary(array.type):
-            wanted = pa.dictionary(array.type.index_type, value_type(field.type))
-        arrays.append(array if array.type == wanted else array.cast(wanted))
-    return pa.RecordBatch.from_arrays(arrays, names=columns.names)
-
-
-def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Which of two types holds whatever the other can; None if neither does."""
-    if one == other:
-        return one
-    if value_type(one) == value_type(other):  # a dictionary of strings is strings
-        return value_type(one)
-    if _reads_as(one, str(value_type(other))):
-        return value_type(one)
-    return value_type(other) if _reads_as(other, str(value_type(one))) else None
-
-
-def _fits(actual: pa.DataType, wanted: str, narrower: bool) -> bool:
-    if _reads_as(actual, wanted):
-        return True
-    return narrower and "(" not in wanted and _reads_as(pa.type_for_alias(wanted), str(value_type(actual)))
-
-
-def _reads_as(actual: pa.DataType, wanted: str) -> bool:
-    """Whether a column can hold whatever a column of the wanted type can: equal, or wider in its family."""
-    kept = value_type(actual)
-    if str(kept) == wanted:
-        return True
-    if "(" in wanted:  # a parametric type, such as a decimal: only itself
-        return False
-    try:
-        wanted_type = pa.type_for_alias(wanted)
-    except ValueError:  # a list, a struct, ...: only itself
-        return False
-    if pa.types.is_string(kept) or pa.types.is_large_string(kept):
-        return bool(pa.types.is_string(wanted_type) or pa.types.is_large_string(wanted_type))
-    families = (pa.types.is_integer, pa.types.is_floating)
-    if any(is_family(kept) and is_family(wanted_type) for is_family in families):
-        return bool(np.can_cast(wanted_type.to_pandas_dtype(), kept.to_pandas_dtype()))
-    return False

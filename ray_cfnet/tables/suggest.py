@@ -15,7 +15,8 @@ import yaml
 
 from ray_cfnet.errors import InputError
 from ray_cfnet.tables.codec import numbers_of
-from ray_cfnet.tables.plan import Source, common_columns, conform, open_source, read_unit
+from ray_cfnet.tables.drift import common_columns, conform
+from ray_cfnet.tables.plan import Source, open_source, read_unit
 from ray_cfnet.tables.schema import FloatArray, Grid, is_label_type, type_problem, value_type
 from ray_cfnet.tables.stats import MAX_DECIMALS, decimals_of
 

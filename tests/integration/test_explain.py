@@ -278,10 +278,16 @@ def test_an_unreadable_file_is_named(trained: Trained, copied: Config) -> None:
 
 def test_the_output_may_not_lie_among_the_inputs_files(trained: Trained, copied: Config) -> None:
     before = sorted(Path(copied.table.path).rglob("*"))
-    for place in (copied.table.path, f"{copied.table.path}/ds=2026-11-15", f"{copied.table.path}/new"):
+    inside = [copied.table.path, f"{copied.table.path}/ds=2026-11-15", f"{copied.table.path}/new"]
+    around = str(Path(copied.table.path).parent)  # its readers would find the input's rows beside ours
+    for place in (*inside, around):
         config = copied.model_copy(update={"output": copied.output.model_copy(update={"path": place})})
         with pytest.raises(InputError, match="among the input's files"):
             run_explain(config, trained.bundle, None, QUIET)
+    single = copied.table.model_copy(update={"path": str(files_of(copied)[0])})
+    beside = copied.output.model_copy(update={"path": str(files_of(copied)[0].parent)})
+    with pytest.raises(InputError, match="among the input's files"):
+        run_explain(copied.model_copy(update={"table": single, "output": beside}), trained.bundle, None, QUIET)
     assert sorted(Path(copied.table.path).rglob("*")) == before
 
 

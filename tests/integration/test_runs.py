@@ -187,8 +187,9 @@ def test_a_delta_run_killed_before_its_commit_is_finished_without_work(
             run_explain(config, trained.bundle, None, QUIET)
     assert DeltaTable(str(output)).file_uris() == []
     fresh: list[bool] = []
-    run_explain(config, trained.bundle, None, lambda _, __, done_now: fresh.append(done_now))
+    result = run_explain(config, trained.bundle, None, lambda _, __, done_now: fresh.append(done_now))
     assert fresh == [False] * 3
+    assert (result["rows_in"], result["rows_per_s"]) == (3 * DAY_ROWS, 0), "the rows of earlier attempts are no speed"
     assert len(DeltaTable(str(output)).file_uris()) == 3
 
 
@@ -223,6 +224,14 @@ def test_other_words_are_another_run_and_without_words_the_columns_stay(trained:
     row = run_show(f"{days.parent}/out", ["application_id=3000"], None, None)
     assert row["rules_problem"] is None
     assert Location.of(trained.bundle).uri == run_runs(f"{days.parent}/out", explained[3]["run_id"])["bundle"]
+
+
+@pytest.mark.parametrize("asked", ["actor_cpus=4096", "actor_gpus=1"])
+def test_an_actor_that_no_machine_has_room_for_is_told_and_not_waited_for(
+    asked: str, trained: Trained, days: Path
+) -> None:
+    with pytest.raises(JobError, match=r"no machine has room for an actor of .*cluster\.actor_cpus"):
+        run_explain(configured(days, f"cluster.{asked}"), trained.bundle, None, QUIET)
 
 
 def test_a_wrong_class_among_the_words_stops_before_anything_starts(trained: Trained, days: Path) -> None:

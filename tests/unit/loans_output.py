@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import torch
 
 from ray_cfnet.cluster.commit import DeltaCommit, ParquetCommit
+from ray_cfnet.cluster.explain_unit import ExplainUnit
 from ray_cfnet.cluster.ledger import RunFiles
-from ray_cfnet.cluster.score import ExplainUnit
 from ray_cfnet.config import Config
 from ray_cfnet.config.file import load_config
 from ray_cfnet.explain.columns import output_schema

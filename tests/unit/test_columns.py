@@ -1,13 +1,15 @@
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from ray_cfnet.config import Words
+from ray_cfnet.errors import InputError
 from ray_cfnet.explain.columns import dictionary_columns, output_schema
 from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.tables.codec import bitmap, flag_column, label_column, number_column
 from ray_cfnet.tables.schema import Categorical, Continuous, Grid, TableSchema, Target
-from tests.unit.helpers import people, untrained_bundle
+from tests.unit.helpers import people, people_schema, untrained_bundle
 
 VALID = np.array([True, False, True])
 
@@ -30,6 +32,15 @@ def test_values_that_hardly_repeat_get_no_dictionary():
     assert {"cf_age", "fcf_housing", "row_status", "reason_1", "run_id"} <= set(names)
     hardly_repeat = {"id", "score", "cf_score", "fcf_score", "pred_proba", "fcf_distance", "explanation"}
     assert not hardly_repeat & set(names)
+
+
+@pytest.mark.parametrize(("column", "partition"), [("Pred_Label", "ds"), ("note", "run_id"), ("FCF_age", "ds")])
+def test_a_column_that_an_engine_would_take_for_ours_is_refused(column: str, partition: str):
+    table = people(3).rename_columns({"note": column})
+    taken = column if column != "note" else partition
+    with pytest.raises(InputError, match=f"columns that ray-cfnet writes: {taken}\n"):
+        output_schema(people_schema(), table.schema, 1, [partition])
+    output_schema(people_schema(), people(3).schema, 1, ["ds", "note"])  # twice in the input is its owner's business
 
 
 def test_columns_share_a_null_bitmap():

@@ -23,6 +23,8 @@ from pyarrow import fs as pafs
 from ray_cfnet.errors import InputError, JobError
 from ray_cfnet.tables import delta, storage
 from ray_cfnet.tables.delta import DeltaFile, active_files, check_format, commit_delta, is_delta, prepare_delta
+from ray_cfnet.tables.delta_plan import plan_delta
+from ray_cfnet.tables.plan import open_source
 from ray_cfnet.tables.storage import Location
 
 NUMBERS = pa.schema([("x", pa.int64())])
@@ -454,6 +456,17 @@ def test_a_table_altered_after_its_run_is_not_overwritten_with_its_own_files(out
         commit(output, {"ds=1": [1]}, RUN_A)
 
 
+def test_a_delta_table_as_input_has_the_rows_of_its_newest_version_alone(output: Location):
+    commit(output, {"ds=1": [1], "ds=2": [2]}, RUN_A)
+    new = write(output, "ds=1", [3, 4], RUN_B)
+    commit_delta(output, NUMBERS, ["ds=1"], [new], RUN_B)
+    source = open_source(str(output))
+    assert (source.partitions, source.num_rows) == (["ds=1", "ds=2"], 3)
+    (output / new.path).delete()
+    with pytest.raises(InputError, match=f"names {new.path}, which is not there"):
+        open_source(str(output))
+
+
 def test_a_table_with_deletion_vectors_is_refused(output: Location):
     commit(output, {"ds=1": [1]}, RUN_A)
     protocol = {
@@ -465,6 +478,8 @@ def test_a_table_with_deletion_vectors_is_refused(output: Location):
     (output / "_delta_log" / f"{1:020d}.json").write_bytes(json.dumps({"protocol": protocol}).encode())
     with pytest.raises(InputError, match="deletion vectors"):
         commit(output, {"ds=1": [2]}, RUN_B)
+    with pytest.raises(InputError, match="deletion vectors"):
+        open_source(str(output))
 
 
 # Before a run, and around it
@@ -556,7 +571,7 @@ def test_a_commit_that_another_writer_overtook_fails(output: Location):
     commit(output, {"ds=1": [1]}, RUN_A)
     stale = opened(output)
     commit(output, {"ds=1": [2]}, RUN_B)
-    plan = delta._plan(output, NUMBERS, ["ds=1"])
+    plan = plan_delta(output, NUMBERS, ["ds=1"])
     with pytest.raises(JobError, match="concurrent transaction"):
         delta._replace_partitions(
             output, stale, plan, [write(output, "ds=1", [3], RUN_C)], delta._active(stale), "overtaken"
@@ -586,7 +601,7 @@ def test_in_a_bucket_no_commit_overwrites_another(bucket: Location):
     commit(output, {"ds=1": [1]}, RUN_A)
     stale = opened(output)
     commit(output, {"ds=1": [2]}, RUN_B)
-    plan = delta._plan(output, NUMBERS, ["ds=1"])
+    plan = plan_delta(output, NUMBERS, ["ds=1"])
     with pytest.raises(JobError, match="concurrent transaction"):
         delta._replace_partitions(output, stale, plan, [], delta._active(stale), "overtaken")
     assert read(output, "ds") == {"1": [2]}
@@ -594,7 +609,7 @@ def test_in_a_bucket_no_commit_overwrites_another(bucket: Location):
 
 def test_credentials_are_neither_passed_on_nor_shown(bucket: Location):
     assert "not-to-be-seen" not in json.dumps(delta._storage_options(bucket))
-    plan = delta._plan(bucket, NUMBERS, [""])
+    plan = plan_delta(bucket, NUMBERS, [""])
     with pytest.raises(JobError, match="no-such-bucket") as caught:
         delta._replace_table(Location.of("s3://no-such-bucket/out"), plan, [], "", None)
     assert "not-to-be-seen" not in str(caught.value)

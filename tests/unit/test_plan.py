@@ -8,16 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cfnet.errors import InputError
-from ray_cfnet.tables.plan import (
-    Source,
-    SourceFile,
-    Unit,
-    check_columns,
-    common_columns,
-    conform,
-    open_source,
-    read_unit,
-)
+from ray_cfnet.tables import plan
+from ray_cfnet.tables.drift import check_columns, common_columns, conform
+from ray_cfnet.tables.plan import Source, SourceFile, Unit, open_source, read_unit
 from ray_cfnet.tables.storage import FoundFile, Location
 from tests.unit.strategies import row_group_layouts
 
@@ -163,6 +156,23 @@ def test_reading_all_units_gives_all_rows_in_order_with_their_numbers(tmp_path: 
     assert seen == list(range(40))
 
 
+def test_of_wide_rows_fewer_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(plan, "_BATCH_BYTES", 1_000)
+    texts = [f"{number}".zfill(100) for number in range(60)]
+    write(tmp_path / "a.parquet", range(60), 60, text=texts, lists=[[text] for text in texts])
+    source = open_source(str(tmp_path))
+    [unit] = source.units(100)
+
+    def sizes(columns: list[str] | None) -> list[int]:
+        return [batch.num_rows for _, _, batch in read_unit(source.root, unit, columns, [], 50)]
+
+    assert sizes(["n"]) == [50, 10]
+    assert max(sizes(["n", "text"])) < 10
+    assert max(sizes(["n", "lists"])) < 10
+    assert max(sizes(None)) < 5
+    assert sum(sizes(None)) == 60
+
+
 def test_reading_gives_the_columns_asked_for_and_dictionaries_where_asked(tmp_path: Path):
     write(tmp_path / "a.parquet", range(3), town=["a", "b", "a"], other=[1, 2, 3])
     source = open_source(str(tmp_path))
@@ -238,6 +248,16 @@ def test_a_file_whose_column_names_are_damaged_is_named(tmp_path: Path):
     (tmp_path / "a.parquet").write_bytes(content.replace(b"income", b"\xffncome"))
     with pytest.raises(InputError, match=r"a\.parquet: not a readable Parquet file \('utf-8' codec"):
         open_source(str(tmp_path))
+
+
+def test_a_file_with_two_columns_of_one_name_cannot_be_read_and_is_named(tmp_path: Path):
+    write(tmp_path / "ds=1" / "a.parquet", range(3))
+    write(tmp_path / "ds=2" / "a.parquet", range(3))
+    pq.write_table(pa.table([[1], [2]], names=["n", "n"]), tmp_path / "ds=2" / "b.parquet")
+    with pytest.raises(InputError, match=r"ds=2/b\.parquet: has more than one column called n"):
+        open_source(str(tmp_path))
+    [bad] = open_source(str(tmp_path), in_parts=True).unreadable
+    assert bad.partition == "ds=2"
 
 
 @pytest.mark.parametrize(
@@ -343,10 +363,17 @@ def test_files_with_other_columns_than_the_first_are_refused(tmp_path: Path):
         common_columns(open_source(str(tmp_path)))
 
 
-def test_files_with_the_same_columns_are_accepted(tmp_path: Path):
-    write(tmp_path / "a.parquet", range(3), income=[1, 2, 3])
-    write(tmp_path / "b.parquet", range(3), income=[1, 2, 3])
-    common_columns(open_source(str(tmp_path)))
+def test_files_with_the_same_columns_in_another_order_are_read_in_the_order_of_the_first(tmp_path: Path):
+    write(tmp_path / "a.parquet", range(3), income=[10, 20, 30], debt=[1, 2, 3])
+    pq.write_table(pq.read_table(tmp_path / "a.parquet").select(["debt", "n", "income"]), tmp_path / "b.parquet")
+    source = open_source(str(tmp_path))
+    columns = common_columns(source)
+    [unit] = source.units(100)
+    first, second = (
+        conform(batch, columns, []) for _, _, batch in read_unit(source.root, unit, columns.names, [], 100)
+    )
+    assert first.equals(second)
+    assert first.column("debt").to_pylist() == [1, 2, 3]
 
 
 def test_a_partition_keeps_the_row_numbers_of_the_whole_table():
@@ -357,6 +384,11 @@ def test_a_partition_keeps_the_row_numbers_of_the_whole_table():
 def test_a_partition_includes_the_partitions_below_it():
     source = source_of([("ds=1", [5]), ("ds=2", [3]), ("ds=2/town=a", [4]), ("ds=22", [9])]).within("ds=2/")
     assert source.partitions == ["ds=2", "ds=2/town=a"]
+
+
+def test_partition_columns_are_those_in_the_paths():
+    source = source_of([("ds=1/town=a=b", [5]), ("ds=2/old", [3]), ("", [4])])
+    assert source.partition_columns == ["ds", "town"]
 
 
 def test_an_unknown_partition_comes_with_the_nearest_name():
@@ -393,3 +425,19 @@ def test_files_whose_strings_are_stored_in_different_ways_become_one_table(tmp_p
             types.add(tuple(str(field.type) for field in table.schema)[1:])
             assert table.column("note").to_pylist() == table.column("town").to_pylist() == towns.to_pylist()
     assert types == {("dictionary<values=string, indices=int32, ordered=0>", "string")}
+
+
+def test_a_column_without_a_single_value_in_some_file_takes_the_type_it_has_in_others(tmp_path: Path):
+    tags = pa.array([["x"], None, []], pa.list_(pa.string()))
+    full = {"town": pa.array(["Rom", None, "Ulm"]).dictionary_encode(), "tags": tags, "never": pa.nulls(3)}
+    write(tmp_path / "a.parquet", range(3), **dict.fromkeys(full, pa.nulls(3)))
+    write(tmp_path / "b.parquet", range(3), **full)
+    source = open_source(str(tmp_path))
+    columns = common_columns(source)
+    assert [columns.field(name).type for name in full] == [pa.string(), tags.type, pa.null()]
+    [unit] = source.units(100)
+    empty, given = (conform(batch, columns, []) for _, _, batch in read_unit(source.root, unit, columns.names, [], 9))
+    assert empty.schema.equals(given.schema)
+    assert empty.column("town").to_pylist() == [None] * 3
+    assert given.column("town").to_pylist() == ["Rom", None, "Ulm"]
+    assert given.column("tags").to_pylist() == tags.to_pylist()
