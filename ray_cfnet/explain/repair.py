@@ -76,7 +76,7 @@ class Repairer:
                 np.where(frozen[:, :count], rows.values, candidates.values),
                 np.where(frozen[:, count:], rows.codes, candidates.codes),
             )
-        return project(rows, candidates, self.schema)
+        return project(rows, candidates, self.schema, frozen=frozen)
 
     def _nearest_prototypes(self, rows: Encoded, desired: CodeArray, frozen: Mask | None) -> tuple[Encoded, FloatArray]:
         """For each row the nearest projected prototype that reaches the desired class, or the one that lacks least."""
