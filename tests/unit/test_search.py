@@ -198,6 +198,27 @@ def test_plausible_answers_are_no_rarer_than_asked_or_than_their_candidate(
     assert likely(plausible).mean() > likely(few).mean()
 
 
+def test_of_plausible_answers_no_change_could_go_back_alone() -> None:
+    bundle = with_random_generator(1)
+    assert bundle.reference is not None
+    usual = bundle.reference.usual
+    explainer = Explainer(bundle, None, Explain(plausibility=0.3))
+    found = explained(bundle, plausibility=0.3)
+    rows, answers = found.rows.take(found.has_fcf), found.fcf.take(found.has_fcf)
+    wanted = explainer.wanted(found.predicted[found.has_fcf])
+    enough = np.minimum(usual.log_probability(usual.bins(rows)), usual.limit(0.3))
+    num_changes = 0
+    for position in range(len(SCHEMA.features)):
+        without = Encoded(answers.values.copy(order="F"), answers.codes.copy(order="F"))
+        without.column(position)[:] = rows.column(position)
+        changed = answers.column(position) != rows.column(position)
+        valid, probability = explainer._proof(without, wanted)
+        num_changes += changed.sum()
+        needless = changed & valid & (probability > 0.5001) & (usual.log_probability(usual.bins(without)) >= enough)
+        assert not needless.any()
+    assert num_changes > 500
+
+
 def test_a_bundle_without_reference_still_explains_but_cannot_do_what_needs_one() -> None:
     bundle = with_random_generator(0)
     bundle.reference = None
