@@ -1,7 +1,7 @@
 """Evaluation over a table: every actor measures its units, the sums are merged here."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -145,6 +145,8 @@ def evaluate(
     if schema.target.name in source.schema.names:
         needed[schema.target.name] = schema.target.arrow_type
     check_columns(source, needed, narrower=True)  # as explain
+    schema = schema.held_by(source.schema)
+    bundle = replace(bundle, schema=schema)
     columns = list(needed)
     units = source.units(whole.explain.unit_rows)
     cut = bundle.settings.split  # the rows it was trained on are known to the bundle alone

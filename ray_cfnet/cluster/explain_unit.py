@@ -65,6 +65,7 @@ class ExplainUnit:
         bundle = Bundle.load(self.bundle_place)
         if self.use_gpu:
             bundle.net.to("cuda")
+        bundle.schema = bundle.schema.held_by(self.columns)
         return Explainer(bundle, self.desired, self.settings, self.words)
 
     @cached_property

@@ -22,7 +22,7 @@ _PLACEHOLDERS: dict[str, tuple[str, ...]] = {
 _NEEDED = {"to_reach": "changes", "none_because": "features"}
 
 FEATURE_WORDS = {
-    **dict.fromkeys(("increase", "decrease", "format", "unit", "decimals"), "continuous"),
+    **dict.fromkeys(("increase", "decrease", "format", "unit", "unit_one", "decimals"), "continuous"),
     **dict.fromkeys(("change", "labels"), "categorical"),
 }
 """Which kind of feature a key is for; the others are for both."""
@@ -71,6 +71,7 @@ class FeatureWords(Section):
         default="plain", description="money: unit before the number; percent: 0.125 is 12.5%"
     )
     unit: str = Field(default="", description="beside the number: $ before money, months or m² after a plain number")
+    unit_one: str | None = Field(default=None, description="instead of unit where a plain number reads 1: month")
     decimals: int | None = Field(default=None, ge=0, le=9, description="default: those of the feature's step")
     labels: Labels = Field(default={}, description="category -> text")
 

@@ -22,14 +22,11 @@ def shown_decimals(feature: Continuous) -> int:
     return int(np.clip(_SHOWN_SHARE - np.floor(np.log10(feature.span)), 0, 15))
 
 
-def number_texts(values: FloatArray, decimals: int | None, prefix: str = "") -> tuple[Indices, pa.Array]:
+def number_texts(values: FloatArray, decimals: int, prefix: str = "") -> tuple[Indices, pa.Array]:
     """(codes, texts): `values[i]` reads `texts[codes[i]]`, such as -$1,234.50 with `prefix` $.
 
-    Exact for all values that have this many decimals. Those too large to have them are written as Arrow does, and all
-    of them where `decimals` is None.
+    Exact for all values that have this many decimals. Those too large to have them are written as Arrow does.
     """
-    if decimals is None:
-        return np.arange(len(values), dtype=np.int32), _as_arrow_writes(values, prefix)
     scaled = np.rint(values * 10.0**decimals)
     # Up to here the product is less than a half away from the whole number it stands for.
     too_large = ~(np.abs(scaled) < (2.0**51 if decimals else 2.0**53))
@@ -43,6 +40,18 @@ def number_texts(values: FloatArray, decimals: int | None, prefix: str = "") -> 
         codes[too_large] = len(texts) + np.arange(len(large), dtype=np.int32)
         texts = pa.concat_arrays([texts, _as_arrow_writes(large, prefix)])
     return codes, texts
+
+
+def texts_with_decimals_each(values: FloatArray, decimals: Indices, prefix: str = "") -> tuple[Indices, pa.Array]:
+    """The same for values that have different numbers of decimals."""
+    codes, texts, num_texts = np.empty(len(values), dtype=np.int32), [], 0
+    for count in np.unique(decimals).tolist():
+        some = np.flatnonzero(decimals == count)
+        own_codes, own_texts = number_texts(values[some], count, prefix)
+        codes[some] = num_texts + own_codes
+        texts.append(own_texts)
+        num_texts += len(own_texts)
+    return codes, pa.concat_arrays(texts)
 
 
 def _as_arrow_writes(values: FloatArray, prefix: str) -> pa.Array:

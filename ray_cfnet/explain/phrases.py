@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from ray_cfnet.config import Words
 from ray_cfnet.config.words import FeatureWords, label_text
-from ray_cfnet.explain.numbers import Indices, number_texts, shown_decimals
+from ray_cfnet.explain.numbers import Indices, number_texts, shown_decimals, texts_with_decimals_each
 from ray_cfnet.tables.codec import CodeArray, Mask
 from ray_cfnet.tables.schema import Categorical, Continuous, Feature, FloatArray
 
@@ -78,8 +78,8 @@ class SpokenNumber:
         ways = np.where(new > old, UP, DOWN)
         pieces = found.pieces[:, position]
         alike = self._read_alike(old, new)
-        for (way, slots), exact in product(enumerate(self.templates), (False, True)):
-            here = np.flatnonzero((ways == way) & (alike == exact))
+        for (way, slots), exactly in product(enumerate(self.templates), (False, True)):
+            here = np.flatnonzero((ways == way) & (alike == exactly))
             if not len(here):
                 continue
             pieces[len(slots) :, rows[here]] = 0
@@ -88,9 +88,8 @@ class SpokenNumber:
                     pieces[number, rows[here]] = found.add(pa.array([slot.before]))
                     continue
                 values = self._factor * {"old": old, "new": new, "change": difference}[slot.placeholder][here]
-                if exact:
-                    values = _to_the_digit_that_differs(values, self._factor * difference[here])
-                codes, texts = self._texts(values, slot, exact)
+                decimals = _to_the_digit_that_differs(self._factor * difference[here]) if exactly else self._decimals
+                codes, texts = self._texts(values, slot, decimals)
                 pieces[number, rows[here]] = found.add(texts) + codes
         return difference / self.feature.span, ways
 
@@ -109,26 +108,32 @@ class SpokenNumber:
 
     def _read_alike(self, old: FloatArray, new: FloatArray) -> Mask:
         """Changes of values that lie off the grid, or are told with few decimals: from 200 to 200 tells nothing."""
-        scale = self._factor * 10.0**self._decimals
-        return np.rint(old * scale) == np.rint(new * scale)
+        scale = 10.0**self._decimals
+        return np.rint(self._factor * old * scale) == np.rint(self._factor * new * scale)
 
-    def _texts(self, values: FloatArray, slot: Slot, exact: bool) -> tuple[Indices, pa.Array]:
+    def _texts(self, values: FloatArray, slot: Slot, decimals: int | Indices) -> tuple[Indices, pa.Array]:
         words = self.words
-        prefix, suffix = "", words.unit
-        if words.format == "money":
-            prefix, suffix = words.unit, ""
-        elif words.format == "percent":
-            suffix = "%"
-        elif suffix[:1].isalpha():
-            suffix = " " + suffix  # a word is set apart, a sign is not
-        codes, texts = number_texts(values, None if exact else self._decimals, prefix)
-        return codes, pc.binary_join_element_wise(slot.before, texts, suffix + slot.after, "")
+        prefix = words.unit if words.format == "money" else ""
+        if isinstance(decimals, int):
+            codes, texts = number_texts(values, decimals, prefix)
+        else:
+            codes, texts = texts_with_decimals_each(values, decimals, prefix)
+        after: str | pa.Array = {"plain": _set_apart(words.unit), "money": "", "percent": "%"}[
+            words.format
+        ] + slot.after
+        if words.format == "plain" and words.unit_one is not None:
+            after = pc.if_else(pc.equal(texts, "1"), _set_apart(words.unit_one) + slot.after, after)
+        return codes, pc.binary_join_element_wise(slot.before, texts, after, "")
 
 
-def _to_the_digit_that_differs(values: FloatArray, difference: FloatArray) -> FloatArray:
+def _set_apart(unit: str) -> str:
+    """A word is, a sign is not."""
+    return " " + unit if unit[:1].isalpha() else unit
+
+
+def _to_the_digit_that_differs(difference: FloatArray) -> Indices:
     """And one more: two values this far apart read differently, and no longer than they must."""
-    scale = 10.0 ** np.clip(np.ceil(-np.log10(difference)) + 1, 0, 15)
-    return np.rint(values * scale) / scale
+    return np.clip(np.ceil(-np.log10(difference)) + 1, 0, 15).astype(np.int32)
 
 
 @dataclass

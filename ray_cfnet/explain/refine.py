@@ -21,13 +21,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ray_cfnet.explain.plausible import UsualTrial
 from ray_cfnet.model.inference import Inference, lead, likeliest
 from ray_cfnet.model.net import Rows
 from ray_cfnet.tables.codec import CodeArray, Encoded, Mask, to_unit
 from ray_cfnet.tables.constraints import project_number
 from ray_cfnet.tables.relations import broken, linked_groups
 from ray_cfnet.tables.schema import TableSchema
-from ray_cfnet.tables.usual import Bins, Usual
+from ray_cfnet.tables.usual import Usual
 
 _HAIR = 1e-4
 """Of a lead, in logits. The same row in batches of other sizes differed by 2e-5 at most (OULAD; 3e-6 on Adult)."""
@@ -66,7 +67,10 @@ class Refiner:
             trial.change_until_desired()
             trial.take_back_what_is_not_needed()
             trial.take_back_tied_ones_alone()
-            return trial.with_smaller_numbers()
+            result = trial.with_smaller_numbers()
+            if trial.usual is not None:
+                trial.take_back_what_was_usual_before(trial.usual, result)
+            return result
 
 
 def least_lead(margin: float) -> float:
@@ -114,7 +118,9 @@ class _Trial:
         self.added: list[Tensor] = []
         """(B,) the feature that each round has changed, -1 for none."""
         self.groups = linked_groups(self.schema)
-        self.usual = _UsualTrial(refiner, rows, candidates) if refiner.usual is not None else None
+        self.usual: UsualTrial | None = None
+        if refiner.usual is not None:
+            self.usual = UsualTrial(refiner.usual, refiner.plausibility, rows, candidates)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.weight.device)
@@ -303,55 +309,25 @@ class _Trial:
             far_lead, near_lead = np.where(stays, leads, far_lead), np.where(stays, near_lead, leads)
         result.values[picked, columns] = far
 
+    def take_back_what_was_usual_before(self, usual: UsualTrial, result: Encoded) -> None:
+        """Changes that only made a number usual which has come nearer since, or another that has gone."""
+        asked = np.arange(self.num_rows)
+        while len(asked):
+            went = np.zeros(self.num_rows, dtype=bool)
+            for position in range(len(self.kept)):
+                some = asked[result.column(position)[asked] != self.rows.column(position)[asked]]
+                own, without = self.rows.take(some), result.take(some)
+                without.column(position)[:] = own.column(position)
+                tried = Rows(self._tensor(to_unit(without.values, self.schema)), self._tensor(without.codes))
+                leads = self._leads(self.inference.first_layer(tried).T, self._tensor(some)).cpu().numpy()
+                can = (leads > 0) & ~self._breaks_relations(position, own, without) & usual.is_enough(without, some)
+                result.column(position)[some[can]] = own.column(position)[can]
+                went[some[can]] = True
+            asked = np.flatnonzero(went)
+
     def _breaks_relations(self, position: int, rows: Encoded, changed: Encoded) -> Mask:
         """Which changed rows break a rule between this feature and another."""
         tied = [r for r in self.schema.rules if position in map(self.schema.position, (r.first, r.second))]
         return np.logical_or.reduce(
             [np.zeros(len(rows), dtype=bool), *(broken(rows, changed, self.schema, r) for r in tied)]
         )
-
-
-class _UsualTrial:
-    """How usual the rows of a trial are with the changes made so far."""
-
-    def __init__(self, refiner: Refiner, rows: Encoded, candidates: Encoded) -> None:
-        assert refiner.usual is not None  # noqa: S101
-        self.counts = refiner.usual
-        self.own, self.new = self.counts.bins(rows), self.counts.bins(candidates)
-        self.now = self.own.copy()
-        self.weight = refiner.plausibility
-        given = np.minimum(self.counts.log_probability(self.own), self.counts.log_probability(self.new))
-        self.least = np.minimum(given, self.counts.limit(refiner.plausibility))
-
-    def _enough(self, bins: Bins, some: CodeArray) -> Mask:
-        return self.counts.log_probability(bins) >= self.least[some]
-
-    def promise(self, some: Tensor, gain: Tensor, leads: Tensor) -> Tensor:
-        """(F, n) what changes bring: the share of what the desired class still lacks, and how usual the row gets."""
-        picked = some.cpu().numpy()
-        usual = torch.from_numpy(self.counts.gains(self.now[:, picked], self.new[:, picked])).to(gain.device)
-        lacking = (-leads).clamp(min=0)
-        share = torch.where(lacking > 0, (gain / lacking).clamp(max=1.0), 0.0)
-        return torch.where(gain > -torch.inf, share + self.weight * usual.clamp(max=0), -torch.inf)
-
-    def change(self, some: Tensor, features: Tensor) -> Tensor:
-        """Makes a change of each of some rows; whether they are usual enough then."""
-        picked, column = some.cpu().numpy(), features.cpu().numpy()
-        self.now[column, picked] = self.new[column, picked]
-        return torch.from_numpy(self._enough(self.now[:, picked], picked)).to(some.device)
-
-    def take_back(
-        self, some: Tensor, features: Tensor, partners: list[tuple[Tensor, Tensor]], wanted: Tensor
-    ) -> Tensor:
-        """Takes a change of each of some rows back, and the changes tied to it (at places among some).
-
-        Only where that is wanted and leaves the row usual enough; where it did.
-        """
-        picked = some.cpu().numpy()
-        bins = self.now[:, picked]
-        for places, feature in [(torch.arange(len(some)), features), *partners]:
-            place, column = places.cpu().numpy(), feature.cpu().numpy()
-            bins[column, place] = self.own[column, picked[place]]
-        done = wanted.cpu().numpy() & self._enough(bins, picked)
-        self.now[:, picked[done]] = bins[:, done]
-        return torch.from_numpy(done).to(some.device)

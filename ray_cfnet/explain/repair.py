@@ -2,9 +2,11 @@
 
 First the examples of the desired class that the bundle keeps, each projected to what the row's person can change; then,
 where none of them is reached, uphill from the best of them: all numbers a step, or one category, whatever brings the
-desired class further forward. All rows are searched at once, and only those that need it.
+desired class further forward, also together with a feature that a rule wants to change with others. All rows are
+searched at once, and only those that need it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,7 +78,7 @@ class Repairer:
                 np.where(frozen[:, :count], rows.values, candidates.values),
                 np.where(frozen[:, count:], rows.codes, candidates.codes),
             )
-        return project(rows, candidates, self.schema)
+        return project(rows, candidates, self.schema, frozen=frozen)
 
     def _nearest_prototypes(self, rows: Encoded, desired: CodeArray, frozen: Mask | None) -> tuple[Encoded, FloatArray]:
         """For each row the nearest projected prototype that reaches the desired class, or the one that lacks least."""
@@ -142,24 +144,14 @@ class Repairer:
         self, rows: Encoded, candidates: Encoded, desired: CodeArray, frozen: Mask | None
     ) -> tuple[Encoded, FloatArray]:
         """Candidates moved uphill until they reach the desired class, as far as they get."""
-        count, num_rows = rows.values.shape[1], len(rows)
+        num_rows = len(rows)
         now, leads, step = candidates, self._leads(candidates, desired), np.full(num_rows, _FIRST_STEP)
         for _ in range(_CLIMBING_ROUNDS):
             if (leads > 0).all():
                 break
             gains = self._gains(now, desired)
-            units = to_unit(now.values, self.schema) + np.sign(gains[:, :count]) * step[:, None]
-            trials = [Encoded(from_unit(units.astype(np.float32), self.schema), now.codes)]
-            for column, (start, category) in enumerate(
-                zip(self._category_starts, self.schema.categorical, strict=True)
-            ):
-                codes = now.codes.copy()
-                gain_of = gains[:, start : start + len(category.categories)]
-                permitted = permitted_changes(category)[rows.codes[:, column]]
-                codes[:, column] = np.where(permitted, gain_of, -np.inf).argmax(axis=1)
-                trials.append(Encoded(now.values, codes))
             improved, searching = np.zeros(num_rows, dtype=bool), leads <= 0
-            for trial in trials:
+            for trial in self._trials(rows, now, gains, step):
                 tried = self.feasible(rows, trial, frozen)
                 tried_leads = self._leads(tried, desired)
                 better = searching & (tried_leads > leads)
@@ -168,6 +160,54 @@ class Repairer:
                 leads, improved = np.where(better, tried_leads, leads), improved | better
             step = np.where(improved, step, step / 2)
         return now, leads
+
+    def _trials(self, rows: Encoded, now: Encoded, gains: FloatArray, step: FloatArray) -> Iterator[Encoded]:
+        steps = self._steps(rows, now, gains, step)
+        yield from steps
+        for needed in self._needed:
+            for moved in self._moves(needed, rows, now, gains, step):
+                yield from (_with_column(trial, needed, moved) for trial in steps)
+
+    def _steps(self, rows: Encoded, now: Encoded, gains: FloatArray, step: FloatArray) -> list[Encoded]:
+        """All numbers a step uphill; then each category alone, where it brings most."""
+        units = to_unit(now.values, self.schema) + np.sign(gains[:, : rows.values.shape[1]]) * step[:, None]
+        trials = [Encoded(from_unit(units.astype(np.float32), self.schema), now.codes)]
+        for column in range(now.codes.shape[1]):
+            gain_of, permitted = self._choices(column, rows, gains)
+            codes = np.where(permitted, gain_of, -np.inf).argmax(axis=1)
+            trials.append(_with_column(now, rows.values.shape[1] + column, codes))
+        return trials
+
+    def _choices(self, column: int, rows: Encoded, gains: FloatArray) -> tuple[FloatArray, Mask]:
+        """(N, K) what each value of a category brings, and whether each row may have it."""
+        category, start = self.schema.categorical[column], self._category_starts[column]
+        permitted = permitted_changes(category)[rows.codes[:, column]]
+        return gains[:, start : start + len(category.categories)], permitted
+
+    @property
+    def _needed(self) -> list[int]:
+        """Features without a change of which another may not change."""
+        return sorted({self.schema.position(rule.second) for rule in self.schema.rules if rule.kind == "needs"})
+
+    def _moves(
+        self, needed: int, rows: Encoded, now: Encoded, gains: FloatArray, step: FloatArray
+    ) -> list[FloatArray | CodeArray]:
+        """Changes of a feature for the sake of those that need one: a step either way, or the best other category."""
+        count = rows.values.shape[1]
+        if needed < count:
+            size = step * self.schema.continuous[needed].span
+            return [now.values[:, needed] + size, now.values[:, needed] - size]
+        gain_of, permitted = self._choices(needed - count, rows, gains)
+        permitted[np.arange(len(rows)), rows.codes[:, needed - count]] = False
+        return [np.where(permitted, gain_of, -np.inf).argmax(axis=1)]
+
+
+def _with_column(rows: Encoded, position: int, values: FloatArray | CodeArray) -> Encoded:
+    """The same rows with another value of one feature; what is not changed is shared."""
+    count = rows.values.shape[1]
+    changed = Encoded(rows.values.copy(), rows.codes) if position < count else Encoded(rows.values, rows.codes.copy())
+    changed.column(position)[:] = values
+    return changed
 
 
 def _put(rows: Encoded, places: CodeArray, others: Encoded) -> None:

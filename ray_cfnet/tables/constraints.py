@@ -17,10 +17,17 @@ from ray_cfnet.tables.relations import keep_relations
 from ray_cfnet.tables.schema import Categorical, Continuous, FloatArray, TableSchema, permitted_changes
 
 
-def project(rows: Encoded, candidates: Encoded, schema: TableSchema, out: Encoded | None = None) -> Encoded:
+def project(
+    rows: Encoded,
+    candidates: Encoded,
+    schema: TableSchema,
+    out: Encoded | None = None,
+    frozen: Mask | None = None,
+) -> Encoded:
     """The feasible candidates: each feature moved no further than its rules ask. Idempotent.
 
-    They are written to `out` if it is given.
+    They are written to `out` if it is given. Features marked in `frozen` (N, F: numbers first, then categories), which
+    candidates have as in the rows, stay so.
     """
     projected = Encoded.like(candidates) if out is None else out
     for column, number in enumerate(schema.continuous):
@@ -28,7 +35,7 @@ def project(rows: Encoded, candidates: Encoded, schema: TableSchema, out: Encode
     for column, category in enumerate(schema.categorical):
         projected.codes[:, column] = _project_category(rows.codes[:, column], candidates.codes[:, column], category)
     if schema.rules:
-        keep_relations(rows, projected, schema)
+        keep_relations(rows, projected, schema, frozen)
     return projected
 
 

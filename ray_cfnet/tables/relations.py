@@ -28,10 +28,13 @@ def linked_groups(schema: TableSchema) -> list[list[int]]:
     return sorted(sorted(group) for group in groups)
 
 
-def keep_relations(rows: Encoded, projected: Encoded, schema: TableSchema) -> None:
-    """Changes candidates, each projected on its own, until they keep the rules between features."""
+def keep_relations(rows: Encoded, projected: Encoded, schema: TableSchema, frozen: Mask | None = None) -> None:
+    """Changes candidates, each projected on its own, until they keep the rules between features.
+
+    `frozen` (N, F) marks what must not move: it is as in the rows already.
+    """
     for _ in range(_PASSES):
-        repaired = [_repaired(rows, projected, schema, rule) for rule in schema.rules]
+        repaired = [_repaired(rows, projected, schema, rule, frozen) for rule in schema.rules]
         if not any(repaired):
             return
     for group in linked_groups(schema):
@@ -54,7 +57,7 @@ def broken(rows: Encoded, projected: Encoded, schema: TableSchema, rule: Relatio
     return changed & ~other
 
 
-def _repaired(rows: Encoded, projected: Encoded, schema: TableSchema, rule: Relation) -> bool:
+def _repaired(rows: Encoded, projected: Encoded, schema: TableSchema, rule: Relation, frozen: Mask | None) -> bool:
     """Repairs one rule where it is broken; whether there was anything to do."""
     wrong = broken(rows, projected, schema, rule)
     if not wrong.any():
@@ -62,12 +65,17 @@ def _repaired(rows: Encoded, projected: Encoded, schema: TableSchema, rule: Rela
     if rule.kind == "needs":
         _take_back(rows, projected, schema.position(rule.first), wrong)
     else:
-        _bring_into_order(rows, projected, schema, rule, np.flatnonzero(wrong))
+        _bring_into_order(rows, projected, schema, rule, np.flatnonzero(wrong), frozen)
     return True
 
 
 def _bring_into_order(
-    rows: Encoded, projected: Encoded, schema: TableSchema, rule: Relation, some: npt.NDArray[np.intp]
+    rows: Encoded,
+    projected: Encoded,
+    schema: TableSchema,
+    rule: Relation,
+    some: npt.NDArray[np.intp],
+    frozen: Mask | None,
 ) -> None:
     """Of these rows, the first feature goes down or the second one up: what is the smaller part of its range."""
     first, second = schema.position(rule.first), schema.position(rule.second)
@@ -77,6 +85,8 @@ def _bring_into_order(
     up = within_limit(rows.values[some, second], now_low, high, below=False)
     cost_down = np.nan_to_num((now_low - down) / low.span, nan=np.inf)
     cost_up = np.nan_to_num((up - now_high) / high.span, nan=np.inf)
+    if frozen is not None:
+        cost_down[frozen[some, first]] = cost_up[frozen[some, second]] = np.inf
     lowered = np.isfinite(cost_down) & (cost_down <= cost_up)
     raised = np.isfinite(cost_up) & ~lowered
     stuck = ~lowered & ~raised

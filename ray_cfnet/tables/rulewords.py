@@ -44,7 +44,7 @@ def _rules(feature: Feature) -> Iterator[tuple[str, str]]:
         yield f"only_{feature.direction}", "only up" if feature.direction == "increase" else "only down"
     if isinstance(feature, Continuous):
         if feature.bounds != (None, None):
-            yield "bounds", "..".join("" if end is None else _plain(end) for end in feature.bounds)
+            yield "bounds", "..".join("" if end is None else _plain(feature.as_written(end)) for end in feature.bounds)
         if feature.max_change is not None:
             yield "max_change", f"by {_plain(feature.max_change)} at most"
         if feature.max_change_percent is not None:
@@ -52,7 +52,10 @@ def _rules(feature: Feature) -> Iterator[tuple[str, str]]:
         if feature.tolerance:
             yield "tolerance", f"by {_plain(feature.tolerance)} at least"
     if feature.allowed is not None:
-        yield "allowed", f"to {_listed(list(map(_plain, feature.allowed)), ' or ')} only"
+        values = feature.allowed
+        if isinstance(feature, Continuous):
+            values = tuple(map(feature.as_written, feature.allowed))
+        yield "allowed", f"to {_listed(list(map(_plain, values)), ' or ')} only"
     if not isinstance(feature, Continuous) and feature.forbidden:
         yield "transitions", f"not {_listed([f'{start} -> {end}' for start, end in feature.forbidden], ', ')}"
 

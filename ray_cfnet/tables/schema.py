@@ -5,7 +5,7 @@ It is plain data, saved as JSON in the bundle. Nothing here reads rows; fit.py d
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Literal
@@ -116,6 +116,31 @@ class Continuous:
         narrow = NARROW_TYPES.get(self.arrow_type)
         return values if narrow is None else values.astype(narrow).astype(np.float64)
 
+    def as_written(self, value: float) -> float:
+        """The shortest decimal that the column holds as this value: 0.7, not the double that its float32 is."""
+        narrow = NARROW_TYPES.get(self.arrow_type)
+        return value if narrow is None else float(str(narrow(value)))
+
+    def held_by(self, arrow_type: pa.DataType) -> "Continuous":
+        """The same feature in a column of a wider type, which does not round as the trained one did."""
+        kept = str(value_type(arrow_type))
+        narrow, wide = NARROW_TYPES.get(self.arrow_type, np.float64), NARROW_TYPES.get(kept, np.float64)
+        if narrow is wide or not np.can_cast(narrow, wide):
+            return self
+
+        def held(value: float) -> float:
+            return float(wide(self.as_written(value)))
+
+        lower, upper = (None if end is None else held(end) for end in self.bounds)
+        return replace(
+            self,
+            arrow_type=kept,
+            lower=held(self.lower),
+            upper=held(self.upper),
+            bounds=(lower, upper),
+            allowed=None if self.allowed is None else tuple(map(held, self.allowed)),
+        )
+
     def grid_range(self, lowest: float, highest: float) -> tuple[float, float] | None:
         """First and last grid position whose written value lies in a range; None if there is none."""
         grid = self.grid or Grid(1, 0)
@@ -205,6 +230,11 @@ class TableSchema:
         """A feature's place when numbers come first and categories after them, as in encoded rows."""
         names = [f.name for f in self.continuous] + [f.name for f in self.categorical]
         return names.index(name)
+
+    def held_by(self, columns: pa.Schema) -> "TableSchema":
+        """The same for rows whose numbers stand in columns of wider types than those of training."""
+        features = (f.held_by(columns.field(f.name).type) if isinstance(f, Continuous) else f for f in self.features)
+        return replace(self, features=tuple(features))
 
     @property
     def fingerprint(self) -> str:

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -11,7 +12,10 @@ import pytest
 from ray_cfnet.cluster import explain_unit
 from ray_cfnet.cluster.explain_unit import ExplainUnit
 from ray_cfnet.cluster.ledger import RunFiles
+from ray_cfnet.config import Config
 from ray_cfnet.errors import InputError
+from ray_cfnet.model.bundle import Bundle
+from ray_cfnet.tables.fit import TableStats, fit_schema
 from ray_cfnet.tables.plan import open_source
 from ray_cfnet.tables.storage import Location
 from tests.unit.helpers import CONFIG, people, untrained_bundle
@@ -31,9 +35,9 @@ class DamagedUnit(ExplainUnit):
         raise pa.ArrowInvalid("Negative buffer resize: -10")
 
 
-def worker_of(kind: type[ExplainUnit], directory: Path, token: str) -> ExplainUnit:
+def worker_of(kind: type[ExplainUnit], directory: Path, token: str, bundle: Bundle | None = None) -> ExplainUnit:
     source = open_source(str(directory / "in"))
-    place = untrained_bundle().save(Location.of(directory / "models"))
+    place = (bundle or untrained_bundle()).save(Location.of(directory / "models"))
     run = RunFiles(Location.of(directory / "out"), "0123456789abcdef")
     settings = CONFIG.explain.model_copy(update={"retries": 0})
     stop = run.staging / f".stop-{token}"
@@ -83,3 +87,26 @@ def test_small_batches_share_a_row_group_unless_their_rows_are_wide(
     assert row_groups() == 1
     monkeypatch.setattr(explain_unit, "_GROUP_BYTES", 1_000)
     assert row_groups() == 3
+
+
+def test_numbers_in_a_wider_column_than_that_of_training_keep_their_digits(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    rates = pa.array(np.round(np.linspace(0.1, 9.7, 300), 1))
+    table = people(300).set_column(3, "rate", rates)
+    pq.write_table(table, tmp_path / "in" / "part-0.parquet")
+    (unit,) = open_source(str(tmp_path / "in")).units(500_000)
+    written = CONFIG.model_dump(mode="json", include={"table"})
+    written["table"]["features"]["rate"] |= {"bounds": [0.1, 9.7], "step": 0.1}
+    declared = Config.model_validate(written).table
+    stats, narrow = TableStats(), table.set_column(3, "rate", rates.cast(pa.float32()))
+    stats.add(narrow, declared, "people.parquet")
+    bundle = untrained_bundle()
+    bundle.schema = fit_schema(declared, narrow.schema, stats, 0.0)
+    worker = worker_of(ExplainUnit, tmp_path, "one", bundle)
+    record = worker(unit)
+    assert record is not None
+    assert (record.rows_in, record.rows_out) == (300, 300), "9.7 lies within its bounds"
+    output = pq.read_table(tmp_path / "out" / "_runs" / "0123456789abcdef" / "staging" / record.files[0])
+    made = np.concatenate([output.column(f"{kind}_rate").drop_null().to_numpy() for kind in ("cf", "fcf")])
+    assert len(made) > 300
+    np.testing.assert_array_equal(made, np.round(made, 1))

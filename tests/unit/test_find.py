@@ -197,6 +197,10 @@ def test_a_narrow_number_is_told_as_it_was_written(tmp_path: Path, kind: pa.Data
 def test_rules_are_told_in_a_few_words() -> None:
     number = Continuous("x", "double", 0.0, 9.0, Grid(5, 2), "decrease", (None, 1_000_000.5))
     assert rule_text(number) == "only down, ..1,000,000.5, step 0.05"
+    ends = (float(np.float32(0.1)), float(np.float32(9.7)))
+    assert rule_text(Continuous("x", "float", 0.0, 9.0, None, bounds=ends)) == "0.1..9.7"
+    listed = Continuous("x", "float", 0.0, 9.0, None, allowed=(float(np.float32(0.7)),))
+    assert rule_text(listed) == "to 0.7 only"
     assert rule_text(Categorical("c", "string", ("b", "a"), True, "increase")) == "only up, b < a"
     assert rule_text(Categorical("c", "string", ("a", "b"))) == ""
     assert rule_text(Continuous("x", "double", 0.0, 9.0, None, immutable=True)) == "immutable"

@@ -258,6 +258,18 @@ def test_a_move_for_an_order_is_a_whole_change_or_none():
     assert project(one_row(10, 20, 30), one_row(60, 20, 30), schema).values[0].tolist() == [20, 20, 30]
 
 
+@pytest.mark.parametrize(
+    ("frozen", "candidate", "expected"),
+    [("b", (60, 20, 30), [20, 20, 30]), ("a", (10, 5, 30), [10, 10, 30]), ("", (60, 20, 30), [60, 60, 30])],
+)
+def test_an_order_is_kept_by_what_may_move(frozen: str, candidate: tuple, expected: list):
+    schema = numbers_and_rules(at_most("a", "b"))
+    wide = replace(schema.continuous[1], upper=200.0) if frozen != "a" else replace(schema.continuous[1], upper=50.0)
+    schema = replace(schema, features=(schema.features[0], wide, *schema.features[2:]))
+    still = np.array([[name == frozen for name in "abcj"]])
+    assert project(one_row(10, 20, 30), one_row(*candidate), schema, frozen=still).values[0].tolist() == expected
+
+
 def test_a_chain_of_orders_holds_from_end_to_end():
     schema = numbers_and_rules(at_most("a", "b"), at_most("b", "c"))
     for wanted in itertools.product((5, 25, 60), repeat=3):

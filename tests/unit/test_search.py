@@ -1,6 +1,7 @@
 """Repair, refinement and options: whatever the network and the rules, what is written is feasible and proven."""
 
 import copy
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from ray_cfnet.config.ruletext import Relation
 from ray_cfnet.errors import BundleError, ConfigError
 from ray_cfnet.explain import refine
 from ray_cfnet.explain.explainer import Explainer
-from ray_cfnet.explain.explanations import Explanations
+from ray_cfnet.explain.explanations import NO_FEASIBLE_CF, Explanations
 from ray_cfnet.explain.options import changes
 from ray_cfnet.model.bundle import Bundle, Settings, make_net
 from ray_cfnet.model.metrics import distances, num_changed
@@ -80,6 +81,29 @@ def test_repair_reaches_nearly_every_row_of_a_network_whose_own_answers_fail() -
             shares.append((plain.has_fcf.mean(), repaired.has_fcf.mean()))
     assert len(shares) >= 2, "no such network among the seeds: the test shows nothing"
     assert all(after > 0.95 for _, after in shares), shares
+
+
+@pytest.mark.parametrize("needed", ["age", "housing"])
+def test_changes_take_along_what_they_need(needed: str) -> None:
+    """Where no example shows how: all of them are younger, and age only grows; and all have the rows' housing."""
+    bundle = with_random_generator(1)
+    features = tuple(replace(f, immutable=f.name not in ("age", "grade", "housing")) for f in SCHEMA.features)
+    rules = tuple(Relation("needs", name, needed) for name in ("age", "grade", "housing") if name != needed)
+    bundle.schema = replace(SCHEMA, features=features, rules=rules)
+    rows, _ = encode(people(5_000, seed=5), SCHEMA)
+    rows = rows.take(rows.codes[:, 1] == 0)
+    bundle = with_reference(bundle, rows.take(rows.values[:, 0] < 40))
+    rows = rows.take(np.flatnonzero(rows.values[:, 0] >= 40)[:400])
+    explainer = Explainer(bundle, 1, Explain())
+    found = explainer.explain(rows)
+    assert found.has_fcf.sum() > 20
+    stuck = np.flatnonzero(found.status == NO_FEASIBLE_CF)
+    ways = list(itertools.product(range(40, 82), range(3), range(3)))
+    each = np.repeat(stuck, len(ways))
+    own, tried = rows.take(each), rows.take(each)
+    tried.values[:, 0], tried.codes[:, 0], tried.codes[:, 1] = np.tile(ways, (len(stuck), 1)).T
+    could = (explainer.predicted(tried) == 1) & ~violations(own, tried, bundle.schema)
+    assert len(np.unique(each[could])) <= 0.01 * found.has_fcf.sum()
 
 
 def test_rows_without_a_way_say_which_rules_moved_what_the_network_proposed() -> None:
@@ -196,6 +220,27 @@ def test_plausible_answers_are_no_rarer_than_asked_or_than_their_candidate(
     assert enough[1] > enough[0]
     assert (likely(few) < least).any(), "nothing to steer: the test shows nothing"
     assert likely(plausible).mean() > likely(few).mean()
+
+
+def test_of_plausible_answers_no_change_could_go_back_alone() -> None:
+    bundle = with_random_generator(1)
+    assert bundle.reference is not None
+    usual = bundle.reference.usual
+    explainer = Explainer(bundle, None, Explain(plausibility=0.3))
+    found = explained(bundle, plausibility=0.3)
+    rows, answers = found.rows.take(found.has_fcf), found.fcf.take(found.has_fcf)
+    wanted = explainer.wanted(found.predicted[found.has_fcf])
+    enough = np.minimum(usual.log_probability(usual.bins(rows)), usual.limit(0.3))
+    num_changes = 0
+    for position in range(len(SCHEMA.features)):
+        without = Encoded(answers.values.copy(order="F"), answers.codes.copy(order="F"))
+        without.column(position)[:] = rows.column(position)
+        changed = answers.column(position) != rows.column(position)
+        valid, probability = explainer._proof(without, wanted)
+        num_changes += changed.sum()
+        needless = changed & valid & (probability > 0.5001) & (usual.log_probability(usual.bins(without)) >= enough)
+        assert not needless.any()
+    assert num_changes > 500
 
 
 def test_a_bundle_without_reference_still_explains_but_cannot_do_what_needs_one() -> None:

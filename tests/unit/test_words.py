@@ -95,7 +95,7 @@ def shown(name: str, value: Any, texts: dict[str, Any], apart: float | None = No
 
 def to_differ(value: float, apart: float) -> str:
     digits = math.ceil(-math.log10(apart)) + 1
-    return np.format_float_positional(round(value, digits), trim="-")
+    return f"{value:,.{digits}f}"
 
 
 def expected_row(
@@ -201,9 +201,33 @@ def test_without_configuration_the_sentence_is_plain_english() -> None:
 
 
 def test_a_change_that_would_read_as_none_is_told_exactly() -> None:
-    rows = one_change(income=(2_000.25, 2_000))
+    rows = one_change(income=(2_000.25, 2_000), balance=(1_234.5678, 1_234.5701))
     [(_, sentence)] = columns(*rows, ONE, ONE, np.array([1]), words=PLAIN)
-    assert sentence == "To get 1: lower income from 2000.25 to 2000."
+    told = "lower income from 2,000.25 to 2,000.00 and raise balance from 1,234.5678 to 1,234.5701"
+    assert sentence == f"To get 1: {told}."
+
+
+def test_a_percentage_is_told_exactly_where_its_own_rounding_would_hide_the_change() -> None:
+    words = {"features": {"rate": {"format": "percent"}}}
+    [(_, sentence)] = columns(*one_change(rate=(0.0055, 0.005)), ONE, ONE, np.array([1]), words=words)
+    assert sentence == "To get 1: lower rate from 0.550% to 0.500%."
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ((3, 2), "close 1 open loan"),
+        ((3, 1), "close 2 open loans"),
+        ((0, 1), "go from 0 open loans to 1 open loan"),
+        ((0, 11), "go from 0 open loans to 11 open loans"),
+        ((1, 1.25), "go from 1.00 open loans to 1.25 open loans"),
+    ],
+)
+def test_one_of_something_has_a_word_of_its_own(change: tuple[float, float], said: str) -> None:
+    texts = {"unit": "open loans", "unit_one": "open loan", "decrease": "close {change}"}
+    words = {"features": {"income": {**texts, "increase": "go from {old} to {new}"}}}
+    [(_, sentence)] = columns(*one_change(income=change), ONE, ONE, np.array([1]), words=words)
+    assert sentence == f"To get 1: {said}."
 
 
 def test_binding_rules_are_named_as_codes_and_in_the_sentence() -> None:
