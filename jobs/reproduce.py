@@ -14,6 +14,7 @@ from typing import Any
 
 from ray_cfnet.cluster.session import ray_session
 from ray_cfnet.commands import run_evaluate, run_train
+from ray_cfnet.config import Config
 from ray_cfnet.config.file import load_config
 
 CONF = Path(__file__).parent.parent / "conf"
@@ -40,7 +41,7 @@ COLUMNS = (
 )
 
 
-def one_run(dataset: str, variant: str, seed: int, data: Path | None, work: Path, epochs: int | None) -> dict[str, Any]:
+def configured(dataset: str, variant: str, seed: int, data: Path | None, work: Path, epochs: int | None) -> Config:
     overrides = [*VARIANTS[variant], f"training.seed={seed}", f"output.path={work}/out"]
     if dataset == "cancer":
         overrides.append(f"table.path={work}/cancer")
@@ -48,13 +49,22 @@ def one_run(dataset: str, variant: str, seed: int, data: Path | None, work: Path
         overrides.append(f"table.path={data}/{dataset}.parquet")
     if epochs is not None:
         overrides.append(f"training.epochs={epochs}")
-    config = load_config(CONF / f"{dataset}.yaml", overrides)
+    return load_config(CONF / f"{dataset}.yaml", overrides)
+
+
+def is_done(runs: list[dict[str, Any]], dataset: str, variant: str, config: Config) -> bool:
+    asked = (dataset, variant, config.training.seed, config.training.epochs)
+    return asked in {(run["dataset"], run["variant"], run["seed"], run["epochs"]) for run in runs}
+
+
+def one_run(dataset: str, variant: str, config: Config) -> dict[str, Any]:
     trained = run_train(config, lambda _: None)
     metrics = run_evaluate(config, str(trained["bundle"]), "test")
     figures = {"accuracy": metrics["accuracy"]}
     figures |= {f"cf {name}": metrics["cf"][name] for name in ("validity", "proximity", "sparsity")}
     figures |= {f"fcf {name}": metrics["fcf"][name] for name in ("validity", "proximity", "sparsity", "violations")}
-    return {"dataset": dataset, "variant": variant, "seed": seed, "epochs": config.training.epochs, **figures}
+    training = config.training
+    return {"dataset": dataset, "variant": variant, "seed": training.seed, "epochs": training.epochs, **figures}
 
 
 def markdown(runs: list[dict[str, Any]]) -> str:
@@ -88,14 +98,14 @@ def main() -> None:
     log = arguments.output.with_suffix(".jsonl")
     log.parent.mkdir(parents=True, exist_ok=True)
     runs = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    done = {(run["dataset"], run["variant"], run["seed"]) for run in runs}
     with ray_session(min_cpus=3):
         for dataset in arguments.datasets:
             for variant in arguments.variants:
                 for seed in arguments.seeds:
-                    if (dataset, variant, seed) in done:
+                    config = configured(dataset, variant, seed, arguments.data, arguments.work, arguments.epochs)
+                    if is_done(runs, dataset, variant, config):
                         continue
-                    runs.append(one_run(dataset, variant, seed, arguments.data, arguments.work, arguments.epochs))
+                    runs.append(one_run(dataset, variant, config))
                     with log.open("a") as file:
                         file.write(json.dumps(runs[-1]) + "\n")
                     arguments.output.write_text(markdown(runs))

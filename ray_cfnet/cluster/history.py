@@ -17,6 +17,7 @@ def write_history(bundle: Location, history: list[dict[str, Any]]) -> None:
     """`history.jsonl` and `tensorboard/events...` in the bundle's directory."""
     lines = "".join(json.dumps(metrics) + "\n" for metrics in history)
     (bundle / "history.jsonl").write_bytes(lines.encode())
+    (bundle / "tensorboard").delete()  # the same model trained again: two files would be drawn as one curve
     with tempfile.TemporaryDirectory() as directory:
         with SummaryWriter(directory) as writer:
             for metrics in history:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ray_cfnet.cluster.checkpoint import load_state, save_state
 from ray_cfnet.cluster.ingest import EncodedTable
 from ray_cfnet.cluster.shards import Blocks, Shard, StreamShard, in_memory
+from ray_cfnet.config import Training
 from ray_cfnet.explain.evaluation import evaluated
 from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.model.bundle import Bundle, Settings, desired_index, make_net
@@ -74,7 +75,7 @@ def train_worker(arguments: dict[str, Any]) -> None:
             "seconds_validation": time.perf_counter() - trained,
         }
         history.append(metrics)
-        metrics["standing"] = standing(history, training.selection.tolerance)
+        metrics["standing"] = standing(history, training)
         if rank == 0:
             arguments["board"].put.remote(metrics)
         _report(metrics, update, history, rank)
@@ -101,14 +102,15 @@ def _resume(update: TwoStageUpdate) -> list[dict[str, Any]]:
         return load_state(directory, update)
 
 
-def standing(history: list[dict[str, Any]], tolerance: float) -> int:
+def standing(history: list[dict[str, Any]], training: Training) -> int:
     """How good the last epoch is as the one to keep; the largest standing of a run is the epoch that is kept.
 
     That is the latest one whose score is about as good as the best: later epochs have settled, and so small a
-    difference is the luck of a validation split.
+    difference is the luck of a validation split. Of `update: posthoc` the first half has no trained generator to keep.
     """
-    best = max(metrics["score"] for metrics in history)
-    return len(history) if history[-1]["score"] >= best - tolerance else 0
+    first = training.epochs // 2 if training.update == "posthoc" else 0
+    scores = [metrics["score"] for metrics in history[first:]]
+    return len(history) if scores and scores[-1] >= max(scores) - training.selection.tolerance else 0
 
 
 def stops_early(history: list[dict[str, Any]], patience: int | None) -> bool:

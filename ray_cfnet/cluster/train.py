@@ -18,14 +18,16 @@ from ray_cfnet.cluster.checkpoint import load_history, load_weights
 from ray_cfnet.cluster.evaluate import evaluate, reference_rows
 from ray_cfnet.cluster.history import write_history
 from ray_cfnet.cluster.ingest import SPARE_CPU, EncodedTable, fit
-from ray_cfnet.cluster.loop import diverged, train_worker
+from ray_cfnet.cluster.loop import SHARDS, diverged, train_worker
 from ray_cfnet.cluster.shards import Blocks
 from ray_cfnet.errors import ConfigError, InputError, JobError, last_line
 from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.model.bundle import Bundle, Settings, desired_index, make_net
 from ray_cfnet.model.store import MODELS
+from ray_cfnet.tables.lock import exclusive
 from ray_cfnet.tables.plan import Source
 from ray_cfnet.tables.schema import TableSchema
+from ray_cfnet.tables.split import SplitName
 from ray_cfnet.tables.storage import Location
 
 RUNS = ".training"
@@ -51,7 +53,7 @@ def train(source: Source, whole: config.Config, on_epoch: OnEpoch) -> Trained:
 
     A run that was killed goes on after its last epoch when the same table, settings and output are given
     again. `on_epoch` gets each epoch's metrics while the run goes on, and `{"resumed_after": n}` first when it
-    goes on. Raises InputError for data that cannot be trained on, JobError when the run fails.
+    goes on. Raises InputError for data that cannot be trained on, JobError when the run fails or is at work already.
     """
     schema = fit(source, whole)
     desired_index(whole.explain.desired, schema)  # a wrong class must not cost a training run
@@ -59,6 +61,11 @@ def train(source: Source, whole: config.Config, on_epoch: OnEpoch) -> Trained:
         raise ConfigError("cluster.use_gpu", ["this machine has no GPU; set it to false, or RAY_ADDRESS to a cluster"])
     store = Location.of(whole.output.path) / MODELS
     run = store / RUNS / _run_name(source, schema, whole)
+    with exclusive(run, "the same training", patience_s=0):  # two would delete each other's checkpoints
+        return _trained(source, schema, whole, run, on_epoch)
+
+
+def _trained(source: Source, schema: TableSchema, whole: config.Config, run: Location, on_epoch: OnEpoch) -> Trained:
     bundle, history = _run(source, schema, whole, run, on_epoch)
     if diverged(history):
         run.delete()
@@ -68,7 +75,7 @@ def train(source: Source, whole: config.Config, on_epoch: OnEpoch) -> Trained:
     bundle.reference = Explainer(bundle, bundle.desired).reference(reference)
     tested = evaluate(source, bundle, whole, "test", reference=reference)
     bundle.metrics = {**tested, "best_epoch": best_epoch, "train_rows": history[-1]["num_rows"]}
-    place = bundle.save(store)
+    place = bundle.save(run.parent.parent)
     write_history(place, history)
     run.delete()
     return Trained(bundle, place, len(history), best_epoch)
@@ -93,15 +100,26 @@ def _streams(source: Source, schema: TableSchema, whole: config.Config) -> bool:
     return share * row_bytes > _MEMORY_INGEST_BYTES
 
 
-def _blocks(table: EncodedTable) -> dict[str, Blocks]:
-    """All rows, encoded by the whole cluster before the workers take its CPUs."""
-    blocks: dict[str, Blocks] = {}
-    for name in ("train", "validation"):
+def _rows(table: EncodedTable) -> EncodedTable | dict[SplitName, Blocks]:
+    """What workers get: the table to stream, or all rows, encoded by the whole cluster before they take its CPUs.
+
+    Raises InputError for a split whose rows are all rejects or without a known class: no epoch could be judged.
+    """
+    if _streams(table.source, table.schema, table.whole):
+        if not table.streamed("validation", 0, 1).take(1):
+            raise _no_usable_row(table, "validation")
+        return table
+    blocks: dict[SplitName, Blocks] = {}
+    for name in SHARDS:
         blocks[name] = Blocks.of(table.dataset(name))
         if not sum(blocks[name].num_rows):
-            path = table.whole.table.path
-            raise InputError(f"{path}: no usable row in the {name} split", f"give more rows, or a larger split.{name}")
+            raise _no_usable_row(table, name)
     return blocks
+
+
+def _no_usable_row(table: EncodedTable, name: SplitName) -> InputError:
+    path = table.whole.table.path
+    return InputError(f"{path}: no usable row in the {name} split", f"give more rows, or a larger split.{name}")
 
 
 def _run(
@@ -119,7 +137,7 @@ def _run(
             train_loop_config={
                 "schema": schema.to_json(),
                 "settings": settings.model_dump_json(),
-                "rows": table if _streams(source, schema, whole) else _blocks(table),
+                "rows": _rows(table),
                 "planned_steps": math.ceil(source.num_rows * whole.split.train / whole.training.batch_size),
                 "board": handle,
             },

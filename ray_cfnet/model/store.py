@@ -129,7 +129,7 @@ def promote(place: Location, store: Location, whole: config.Config, force: str |
     if place != store / bundle.id:
         copy_bundle(place, store)
     own = figures(stored_metrics(store, bundle.id))
-    with exclusive(store / HISTORY, "a promotion"):
+    with exclusive(store / HISTORY, "a promotion") as hold:
         state = _settled(store)
         failed, current = [], None
         if state.pointer is not None:
@@ -149,6 +149,7 @@ def promote(place: Location, store: Location, whole: config.Config, force: str |
             current_metrics=current,
             thresholds=whole.promotion.model_dump(mode="json"),
         )
+        hold.check()
         _write(store, record)
     return record
 
@@ -160,13 +161,14 @@ def roll_back(store: Location) -> Record:
     """
     if not read_history(store):
         raise InputError(f"{store}: nothing was ever promoted here", "check --store, or promote a bundle")
-    with exclusive(store / HISTORY, "a promotion"):
+    with exclusive(store / HISTORY, "a promotion") as hold:
         state = _settled(store)
         in_use = _in_use(state.records)
         if len(in_use) < 2:
             raise InputError(f"{store}: no bundle was in use before the current one", "promote another bundle instead")
         own = figures(stored_metrics(store, in_use[-2]))
         record = state.record("rolled_back", in_use[-2], metrics=own)
+        hold.check()
         _write(store, record)
     return record
 

@@ -9,10 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from ray_cfnet.cluster.ingest import LEAST_AHEAD, EncodedTable, fit
+from ray_cfnet.cluster.train import RUNS, _run_name
 from ray_cfnet.commands import run_evaluate, run_train
 from ray_cfnet.config.file import load_config
 from ray_cfnet.errors import ConfigError, InputError, JobError
 from ray_cfnet.model.bundle import Bundle
+from ray_cfnet.model.store import MODELS
+from ray_cfnet.tables.lock import exclusive
 from ray_cfnet.tables.plan import open_source
 from ray_cfnet.tables.storage import Location
 from tests.integration.conftest import CONF, Trained, loans_config
@@ -118,6 +121,23 @@ def test_an_empty_split_is_found_before_training(tmp_path: Path) -> None:
     table = pa.table({"income": range(3), "age": range(3), "y": [0, 1, 0]})
     with pytest.raises(InputError, match="no row in the validation split"):
         run_train(_two_column_config(tmp_path, table), QUIET)
+
+
+@pytest.mark.parametrize("ingest", ["memory", "stream"])
+def test_a_validation_split_of_rejects_is_found_before_training(tmp_path: Path, ingest: str) -> None:
+    income = [None if 140 <= row < 160 else row for row in range(200)]
+    table = pa.table({"income": income, "age": range(200), "y": [0, 1] * 100})
+    with pytest.raises(InputError, match="no usable row in the validation split"):
+        run_train(_two_column_config(tmp_path, table, f"training.ingest={ingest}"), QUIET)
+
+
+def test_the_same_training_is_refused_while_it_is_at_work(tmp_path: Path) -> None:
+    table = pa.table({"income": range(200), "age": range(200), "y": [0, 1] * 100})
+    config = _two_column_config(tmp_path, table)
+    source = open_source(config.table.path)
+    run = Location.of(tmp_path / "out" / MODELS / RUNS / _run_name(source, fit(source, config), config))
+    with exclusive(run, "the first"), pytest.raises(JobError, match=r"held by the first of \S+ \(process \d+\) since"):
+        run_train(config, QUIET)
 
 
 def test_files_of_different_types_are_refused_before_training(tmp_path: Path) -> None:

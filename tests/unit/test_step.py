@@ -184,6 +184,28 @@ def test_rules_in_the_graph_keep_what_may_not_change() -> None:
         assert (row[:code] == 0).all()
 
 
+def test_stage_2_descends_l2_of_the_projected_counterfactual_and_l3_of_the_generators_own() -> None:
+    net, rows = make_net(), some_rows()
+    expected, x = copy.deepcopy(net), one_hot(rows)
+    rules = SoftRules(schema(a={"immutable": True}, c={"immutable": True}), LAYOUT)
+    update = TwoStageUpdate(net, Training(learning_rate=0.01, lambda_valid=1.0, lambda_prox=1.0), rules, None)
+    validity, proximity = update._stage_2(rows, x)
+
+    with torch.no_grad():
+        z = expected.encode_dense(x)
+        p, y_hat = expected.predict(z)
+        target = torch.where(y_hat[:, 1] > 0.5, 0.03, 0.97)
+    x_prime = expected.soft(expected.generate(p, z))
+    stays = torch.tensor([True, False, True, True, True, False, False])
+    _, y_cf = expected.predict(expected.encode_dense(torch.where(stays, x, x_prime)))
+    loss_2, loss_3 = ((target - y_cf[:, 1]) ** 2).mean(), ((x - x_prime) ** 2).mean()
+    torch.testing.assert_close(validity / 64, loss_2)
+    torch.testing.assert_close(proximity / 64, loss_3)
+    plain_adam(expected.generator_parameters(), loss_2 + loss_3, 0.01, 0.5)
+    for (name, mine), theirs in zip(net.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, msg=lambda text, name=name: f"{name}: {text}", atol=2e-5, rtol=1e-4)
+
+
 def test_rules_let_the_gradient_through_what_may_change_only() -> None:
     rules = SoftRules(schema(a={"immutable": True}, d={"immutable": True}), LAYOUT)
     rows = some_rows(8)

@@ -462,6 +462,29 @@ def test_a_holder_that_lost_its_lock_on_s3_notices(store: Location) -> None:
         assert (store / ".locks").files() == []
 
 
+@pytest.mark.parametrize("forward", [True, False], ids=["promote", "roll back"])
+def test_a_promoter_that_lost_its_lock_on_s3_moves_nothing(
+    store: Location, forward: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if store.is_local:
+        pytest.skip("flock cannot be lost")
+    first, second, third = (saved(store, accuracy=0.85 + number / 10_000) for number in range(3))
+    for place in (first, second):
+        promote(place, store, configured())
+    figures = store_module.figures
+
+    def held_up(metrics: dict[str, Any]) -> Any:
+        for file in (store / "_promotions" / ".locks").files():
+            (store / "_promotions" / ".locks" / file.path).delete()
+        return figures(metrics)
+
+    monkeypatch.setattr(store_module, "figures", held_up)
+    with pytest.raises(JobError, match="lost its lock"):
+        promote(third, store, configured()) if forward else roll_back(store)
+    assert current_id(store) == second.name
+    assert [record.to_id for record in read_history(store)] == [first.name, second.name]
+
+
 @pytest.mark.usefixtures("quick_lock")
 def test_a_beat_that_takes_too_long_gives_the_lock_up(store: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     if store.is_local:

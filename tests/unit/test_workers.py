@@ -75,7 +75,13 @@ def test_training_stops_when_the_best_epoch_is_old() -> None:
 def test_kept_is_the_latest_epoch_that_is_about_as_good_as_the_best() -> None:
     scores = (1.0, 3.0, 2.0, 2.98, 2.9, 3.01, 2.97, 2.0)
     history = [{"score": score} for score in scores]
-    standings = [standing(history[:end], 0.05) for end in range(1, len(history) + 1)]
+    standings = [standing(history[:end], Training()) for end in range(1, len(history) + 1)]
     assert standings == [1, 2, 0, 4, 0, 6, 7, 0]
     close = [number for number, score in enumerate(scores, 1) if score >= max(scores) - 0.05]
     assert max(standings) == max(close) == 7
+
+
+def test_posthoc_keeps_no_epoch_whose_generator_is_untrained() -> None:
+    history = [{"score": score} for score in (9.0, 11.0, 10.0, 10.2, 10.1)]
+    training = Training(update="posthoc", epochs=5)  # g begins in the middle of the third
+    assert [standing(history[:end], training) for end in range(1, 6)] == [0, 0, 3, 4, 0]
