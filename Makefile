@@ -61,7 +61,7 @@ format: $(READY)  ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-image:  ## Build the container image for k8s/ (docs/operations.md has the one for GPUs)
+image:  ## Build the container image for k8s/ (Dockerfile says how for GPUs)
 	docker build --tag ray-cfnet:$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) .
 
 clean:  ## Remove the environment and all that was made

@@ -45,11 +45,14 @@ def check_job(config: Config, bundle: str | None = None, writes: bool = True) ->
         check_places(config, bundle, writes)
 
 
-def run_train(config: Config, on_epoch: OnEpoch) -> dict[str, Any]:
-    """Trains and saves a bundle: bundle, model_id, epochs, metrics. Makes the table first if it is a sample."""
+def run_train(config: Config, on_epoch: OnEpoch, wanted: Callable[[str], bool] | None = None) -> dict[str, Any]:
+    """Trains and saves a bundle: bundle, model_id, epochs, metrics. Makes the table first if it is a sample.
+
+    On the partitions that are `wanted`, or on all of them.
+    """
     check_job(config)
     make_sample(config.table)
-    source = open_source(config.table.path)
+    source = open_source(config.table.path, wanted=wanted)
     with ray_session(min_cpus=config.cluster.num_workers + 1):
         trained = train(source, config, on_epoch)
     track_training(trained.place)

@@ -81,7 +81,7 @@ def due_partitions(
     """
     due = {}
     for partition in newest_first(now, whole.nightly.partition):
-        if not _within(partition, choice, whole.nightly.partition):
+        if not is_within(partition, choice, whole.nightly.partition):
             continue
         before = standing.get(partition)
         if before is None:
@@ -114,7 +114,7 @@ def _value(partition: str, key: str) -> str | None:
     return dict(part.partition("=")[::2] for part in partition.split("/")).get(key)
 
 
-def _within(partition: str, choice: Choice, key: str) -> bool:
+def is_within(partition: str, choice: Choice, key: str) -> bool:
     if choice.since is None and choice.until is None:
         return True
     value = _value(partition, key)

@@ -34,6 +34,7 @@ from ray_cfnet.due import (
     drift,
     due_partitions,
     fingerprints,
+    is_within,
     newest_first,
     pooled,
     retrain_reasons,
@@ -131,8 +132,11 @@ class _Night:
             raise
         except Exception as error:  # a trouble that nobody thought of is no reason to leave out the others
             self.failed.append({"partition": partition, "error": _told(error)})
-            self.errors.append(f"{partition or 'the table'}: {_told(error)}")
-            self.say(f"failed: {self.errors[-1]}")
+            self._fault(partition or "the table", error)
+
+    def _fault(self, what: str, error: Exception) -> None:
+        self.errors.append(f"{what}: {_told(error)}")
+        self.say(f"failed: {self.errors[-1]}")
 
     def _of_this_model(self) -> list[str]:
         """The partitions that the bundle in use explained, newest first."""
@@ -205,23 +209,25 @@ class _Night:
             try:
                 page = write_report(self.config.output.path, run_id)
             except Exception as error:  # DuckDB's own, a full disk
-                self.errors.append(f"report of run {run_id}: {_told(error)}")
+                self._fault(f"report of run {run_id}", error)
                 continue
             if run_id in tonight:
                 tonight[run_id]["report"] = page
 
     def _train(self, history: list[Record]) -> None:
+        """On what is there up to `until`: later partitions may still be written."""
         if history and _days_since(history[-1].at) < self.config.nightly.retrain_wait_days:
             self.say(f"no training: the last promotion or refusal was at {history[-1].at}")
             return
         self.say(f"training: {'; '.join(self.retrain['reasons'])}")
+        until, key = Choice(until=self.choice.until), self.config.nightly.partition
         try:
-            trained = run_train(self.config, lambda _: None)
+            trained = run_train(self.config, lambda _: None, lambda partition: is_within(partition, until, key))
             decided = run_promote(self.config, trained["bundle"], None, None)
         except StoppedError:
             raise
-        except RayCfnetError as error:
-            self.errors.append(f"training: {error}")
+        except Exception as error:
+            self._fault("training", error)
             return
         self.retrain["done"] = {name: decided[name] for name in ("to_id", "decision", "failures")}
 

@@ -55,7 +55,13 @@ def submit(
     progress.say(f"job {job.id}, {job.dashboard}")
     status, exit_code = "SUBMITTED", 0
     if wait:
-        status, exit_code = job.follow(lambda lines: print(lines, end="", file=sys.stderr) if as_json else write(lines))
+        try:
+            status, exit_code = job.follow(
+                lambda lines: print(lines, end="", file=sys.stderr) if as_json else write(lines)
+            )
+        except KeyboardInterrupt:
+            progress.say(f"job {job.id} goes on; ray job stop {job.id} ends it")
+            raise
         progress.say(f"job {job.id}: {status}")
     if as_json:
         print_json({"submission_id": job.id, "dashboard": job.dashboard, "status": status, "exit_code": exit_code})

@@ -55,8 +55,11 @@ def deaf_to_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class NoTimeLeftError(Exception):
-    """Units are still at work, but Ray is about to kill this process."""
+class NoTimeLeftError(BaseException):
+    """Units are still at work, but Ray is about to kill this process.
+
+    Not an Exception: Ray Data would print its stack and ask to report it.
+    """
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import difflib
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -171,11 +171,12 @@ def _pieces(files: list[SourceFile], unit_rows: int) -> Iterator[Piece]:
             yield Piece(file.found.path, tuple(groups), first_row, rows)
 
 
-def open_source(path: str, in_parts: bool = False) -> Source:
+def open_source(path: str, in_parts: bool = False, wanted: Callable[[str], bool] | None = None) -> Source:
     """Lists a table's files and reads their footers. Raises InputError that names the file at fault.
 
     `in_parts` is for those who do one partition without another: files whose footer cannot be read are then kept as
-    `unreadable`, unless there is nothing else, or they lie beside the partitions and so in none.
+    `unreadable`, unless there is nothing else, or they lie beside the partitions and so in none. `wanted` chooses
+    partitions: the others are not looked at, and the table is as if it did not have them.
     """
     root = Location.of(path)
     if not root.exists():
@@ -185,6 +186,9 @@ def open_source(path: str, in_parts: bool = False) -> Source:
         found = [file for file in input_files(root, root.files()) if _may_hold_rows(file)]
         if not found:
             raise InputError(f"{root}: no Parquet files in it", "put .parquet files there, or change table.path")
+        found = [file for file in found if wanted is None or wanted(posixpath.dirname(file.path))]
+        if not found:
+            raise InputError(f"{root}: none of its partitions was asked for", "ask for more of them")
     else:
         info = root.info()
         found = [FoundFile(root.name, info.size, info.mtime_ns or 0)]

@@ -180,9 +180,9 @@ def test_a_training_that_is_due_is_said_and_done_only_when_told_and_through_the_
     assert said["retrain"]["done"] is None
     [reason] = said["retrain"]["reasons"]
     assert reason.startswith("quality on 500 labelled rows: promotion.min_accuracy")
-    waits = nights.run(*old, "nightly.retrain=true", until="2026-11-01")
+    waits = nights.run(*old, "nightly.retrain=true", since="2026-12-01")
     assert waits["retrain"]["done"] is None, "there was a promotion a moment ago"
-    trained = nights.run(*old, "nightly.retrain=true", "nightly.retrain_wait_days=0", until="2026-11-01")
+    trained = nights.run(*old, "nightly.retrain=true", "nightly.retrain_wait_days=0", since="2026-12-01")
     assert trained["retrain"]["done"]["decision"] == "refused"
     assert trained["retrain"]["done"]["to_id"] != said["model"]["id"]
     assert read_current(Location.of(nights.output / MODELS)).id == said["model"]["id"]
@@ -194,14 +194,18 @@ def test_a_training_that_is_due_and_told_is_promoted_where_it_passes_and_explain
     for day in DAYS:
         nights.write(day, DAY_ROWS, labels=True)
     nights.age(days=100)
+    [file] = (nights.table / DAYS[2]).glob("*.parquet")
+    file.write_bytes(file.read_bytes()[:1000])  # still being written
     not_compared = "promotion.tolerance={accuracy: null, validity: null, proximity: null}"
     told = ("nightly.retrain=true", "training.epochs=1", not_compared)
-    tonight = nights.run(*told, until="2026-11-01")
+    tonight = nights.run(*told, since="2026-12-01", until="2026-11-14")
     assert (tonight["state"], tonight["model"]["id"]) == ("ok", Path(nights.bundle).name)
     assert tonight["retrain"]["reasons"] == ["age: 100.0 days, nightly.max_model_age_days is 90"]
     done = tonight["retrain"]["done"]
     assert (done["decision"], done["failures"]) == ("promoted", [])
     assert read_current(Location.of(nights.output / MODELS)).id == done["to_id"] != tonight["model"]["id"]
+    metrics = json.loads((nights.output / MODELS / done["to_id"] / "metrics.json").read_text())
+    assert metrics["train_rows"] == 0.7 * 2 * DAY_ROWS, "of the days up to --until"
     tomorrow = nights.run(*told, until="2026-11-01")
     assert (tomorrow["model"]["id"], tomorrow["retrain"]["due"]) == (done["to_id"], False)
 

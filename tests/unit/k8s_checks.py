@@ -218,8 +218,9 @@ ANYONE: Document = {}
 NODES = {"podSelector": {"matchLabels": {"ray.io/is-ray-node": "yes"}}}
 OPERATOR = {
     "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kuberay-system"}},
-    "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}},
+    "podSelector": {"matchLabels": {"app.kubernetes.io/component": "kuberay-operator"}},
 }
+"""By the label that both of KubeRay's installations give it; app.kubernetes.io/name is the chart's or `kuberay`."""
 CHOOSING_LABELS = {"ray.io/is-ray-node", "ray.io/node-type", "app.kubernetes.io/component"}
 AGENT_PORT = 52365
 """Every node's; it takes jobs as the dashboard does."""

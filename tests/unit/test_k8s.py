@@ -243,6 +243,7 @@ BREAKS: list[tuple[str, Callable[[list[Document]], Any]]] = [
     ("network", lambda d: _comers(d).append({"ipBlock": {"cidr": "0.0.0.0/0"}})),
     ("network", lambda d: _comers(d)[1].update(namespaceSelector={})),
     ("network", lambda d: _comers(d)[1].pop("podSelector")),
+    ("network", lambda d: _comers(d)[1].update(podSelector={"matchLabels": {"app.kubernetes.io/name": "kuberay"}})),
     ("network", lambda d: _metrics(d, "      ports: [{protocol: TCP, port: 8080}]\n", "")),
     ("network", lambda d: _metrics(d, "port: 8080", "port: 8265")),
     ("network", lambda d: _metrics(d, "app.kubernetes.io/name: prometheus", "")),

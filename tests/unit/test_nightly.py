@@ -117,7 +117,8 @@ def test_a_signal_during_a_training_is_no_failed_training(tmp_path: Path, monkey
 def test_a_report_that_fails_ends_neither_the_night_nor_the_other_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    night = night_at(tmp_path)
+    night, said = night_at(tmp_path), []
+    night.say = said.append
     failing = {"a": duckdb.IOException("no such file"), "b": OSError("no space left"), "c": JobError("in use")}
     night.done = [{"run_id": run_id} for run_id in (*failing, "d")]
 
@@ -134,7 +135,24 @@ def test_a_report_that_fails_ends_neither_the_night_nor_the_other_reports(
         "report of run b: OSError: no space left",
         "report of run c: in use",
     ]
+    assert said == [f"failed: {error}" for error in night.errors]
     assert [entry.get("report") for entry in night.done] == [None, None, None, "d.html"]
+
+
+def test_a_training_that_fails_is_told_and_ends_no_night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    night, said = night_at(tmp_path), []
+    night.say, night.retrain = said.append, {"reasons": ["age"], "done": None}
+    raised = [JobError("training diverged"), OSError("no space left")]
+
+    def fails(*_: object) -> None:
+        raise raised.pop()
+
+    monkeypatch.setattr(nightly, "run_train", fails)
+    night._train([])
+    night._train([])
+    assert night.errors == ["training: OSError: no space left", "training: training diverged"]
+    assert said == ["training: age", f"failed: {night.errors[0]}", "training: age", f"failed: {night.errors[1]}"]
+    assert night.retrain["done"] is None
 
 
 @pytest.mark.parametrize("fails", [False, True])

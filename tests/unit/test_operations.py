@@ -35,17 +35,25 @@ def sizing_faults(text: str, documents: list[Document], measured: str) -> list[s
     worker, beside = cores(documents)
     rates = re.search(r"`actors` \| 8 \| 8 M \| ([0-9,]+) rows/s with one actor, ([0-9,]+) with two", measured)
     one, two = (int(rate.replace(",", "")) for rate in rates.groups())
+    refined = float(re.search(r"`refine` \|.*without: ([0-9.]+),", measured)[1])
+    told = sum(
+        map(float, re.search(r"took ([0-9.]+) us a row at 8 .*\n.* and ([0-9.]+) us to write", measured).groups())
+    )
+    row_us = 1e6 / one
+    longer = round(1 / refined + told / row_us, 1)
     speed, price = one / 2, 0.05
     said = [
+        f"leaves {refined} of the rows/s, and `explain.words` adds {told:.1f} us a row, where one takes {row_us:.1f} ",
+        f"both together take {longer} times as long",
         f"{one:,} rows/s with one actor on one core, {two:,} with two",
-        f"rows / ({speed:,.0f} rows/s * {worker:g} cores * nodes) / 3,600",
+        f"= {longer} * rows / ({speed:,.0f} rows/s * {worker:g} cores * nodes) / 3,600",
         f"in all * ({worker:g} * nodes + {beside:g}) * {price} ",
         f"The {beside:g} cores beside the workers",
     ]
     faults = [f"not said: {words}" for words in said if words not in text]
     for rows, nodes, *written in table_below("Sizing", text):
         number = float(rows.split()[0]) * MANY[rows.split()[1]]
-        hours = number / (speed * worker * int(nodes)) / 3600
+        hours = longer * number / (speed * worker * int(nodes)) / 3600
         dollars = (hours + 0.1) * (worker * int(nodes) + beside) * price
         right = [f"{hours:.3f}", f"{hours + 0.1:.2f}", f"{dollars:.2f}", f"{dollars / number * 1e6:.5f}"]
         if written != right:
@@ -68,7 +76,8 @@ def test_sizing_follows_from_what_was_measured_and_what_the_manifests_ask_for(ma
     ("old", "new"),
     [
         ("* nodes + 2)", "* nodes + 1)"),
-        ("| 0.46 | 0.14 |", "| 0.46 | 0.12 |"),
+        ("| 0.97 | 0.29 |", "| 0.97 | 0.27 |"),
+        ("= 2.4 * rows", "= rows"),
         ("192,500", "385,000"),
         ("The 2 c", "The c"),
     ],
@@ -79,7 +88,9 @@ def test_sizing_with_another_figure_is_found(old: str, new: str, manifests: list
 
 
 def test_sizing_for_other_manifests_or_other_measurements_is_found(manifests: list[Document]) -> None:
-    assert sizing_faults(TEXT, manifests, MEASURED.replace("385,000", "300,000")) != []
+    for old, new in (("385,000", "300,000"), ("0.53, 0.57", "0.43, 0.57"), ("0.6 us to write", "1.6 us to write")):
+        assert old in MEASURED
+        assert sizing_faults(TEXT, manifests, MEASURED.replace(old, new)) != []
     nightly = cluster_of(named(manifests, "RayJob", "ray-cfnet-nightly"))
     nightly["headGroupSpec"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "2"
     assert sizing_faults(TEXT, manifests, MEASURED) != []

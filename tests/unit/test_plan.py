@@ -132,6 +132,22 @@ def test_a_table_is_opened_with_its_files_in_path_order(tmp_path: Path):
     assert source.num_rows == 20
 
 
+def test_of_partitions_that_are_not_wanted_nothing_is_read_and_rows_are_numbered_without_them(tmp_path: Path):
+    for day in ("1", "2", "3"):
+        write(tmp_path / f"ds={day}" / "a.parquet", range(4))
+    (tmp_path / "ds=2" / "b.parquet").write_bytes(b"half a file")
+    source = open_source(str(tmp_path), wanted=lambda partition: partition != "ds=2")
+    assert [(file.found.path, file.first_row) for file in source.files] == [
+        ("ds=1/a.parquet", 0),
+        ("ds=3/a.parquet", 4),
+    ]
+    assert (source.num_rows, source.unreadable) == (8, ())
+    with pytest.raises(InputError, match="not a readable Parquet file"):
+        open_source(str(tmp_path), wanted=lambda partition: partition == "ds=2")
+    with pytest.raises(InputError, match="none of its partitions was asked for"):
+        open_source(str(tmp_path), wanted=lambda _: False)
+
+
 def test_a_single_file_is_a_table(tmp_path: Path):
     write(tmp_path / "loans.parquet", range(7))
     source = open_source(str(tmp_path / "loans.parquet"))

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +17,8 @@ import pytest
 from ray._private.ray_constants import RAY_RUNTIME_ENV_DEFAULT_EXCLUDES
 from ray._private.runtime_env.packaging import create_package
 
+from ray_cfnet import operate
+from ray_cfnet.cli import main
 from ray_cfnet.cluster.submission import check_places, stop_grace_s, submission_id, submit
 from ray_cfnet.config import Config
 from ray_cfnet.errors import InputError, JobError
@@ -129,6 +132,18 @@ def test_a_connection_lost_while_following_the_log_is_told_with_the_jobs_name(
     with pytest.raises(JobError, match="lost the cluster while following job raysubmit_1; it may still run"):
         job.follow(lines.append)
     assert lines == (["a line"] if drops == "after a line" else [])
+
+
+def test_who_stops_following_is_told_that_the_job_goes_on(
+    dashboard: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    dashboard.drops = "after a line"
+    monkeypatch.setattr(operate, "write", lambda _: os.kill(os.getpid(), signal.SIGINT))
+    words = ["explain", "--config", str(ROOT / "conf" / "loans.yaml"), "--input", "/table", "--output", "/out"]
+    with pytest.raises(SystemExit) as ended:
+        main(["submit", *words, "--address", f"127.0.0.1:{dashboard.server_port}"])
+    assert ended.value.code == 130
+    assert "job raysubmit_1 goes on; ray job stop raysubmit_1 ends it" in capsys.readouterr().err
 
 
 def test_a_connection_lost_while_sending_is_told(dashboard: ThreadingHTTPServer) -> None:
