@@ -87,6 +87,7 @@ def _described(bundle: Bundle, settings: config.Explain) -> dict[str, Any]:
     schema, desired = bundle.schema, bundle.desired_for(settings.desired)
     return {
         "target": schema.target.name,
+        "classes": [str(name) for name in schema.target.classes],
         "keys": list(schema.keys),
         "desired": "opposite" if desired is None else str(schema.target.classes[desired]),
         "features": {feature.name: feature.kind for feature in schema.features},

@@ -118,6 +118,18 @@ def test_a_difference_within_the_noise_is_not_called_one(means: tuple[float, flo
     assert figures._compared(few)["longest"] is None
 
 
+def test_clear_differences_are_shown_before_larger_ones_that_may_be_noise(
+    rows: RunRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {
+        "grade": {"gap": 0.5, "is_clear": False},
+        "housing": {"gap": 0.1, "is_clear": True},
+        "gender": {"gap": 0.2, "is_clear": True},
+    }
+    monkeypatch.setattr(figures, "_segment", lambda _, name: {"name": name, "groups": [1, 2], **found[name]})
+    assert [one["name"] for one in figures.segment_figures(rows, [])] == ["gender", "housing", "grade"]
+
+
 def test_quality_counts_every_labelled_row(rows: RunRows, written: list[dict[str, Any]]) -> None:
     quality = figures.quality_figures(rows)
     assert quality is not None
@@ -128,6 +140,22 @@ def test_quality_counts_every_labelled_row(rows: RunRows, written: list[dict[str
     assert sum(one["num_rows"] for one in quality["calibration"]) == len(written)
     refused = [row for row in written if row["pred_label"] == 0]
     assert quality["per_class"][0]["precision"] == pytest.approx(mean(row["approved"] == 0 for row in refused))
+
+
+@pytest.mark.parametrize("none", [float("nan"), "pending", 7, None])
+def test_what_is_no_class_is_no_label(none: Any, tmp_path: Path) -> None:
+    table = people(300, seed=1)
+    labels = table["approved"].to_pylist()
+    as_told = type(none) if none is not None else int  # pandas makes 1.0 and NaN of 1 and null
+    given = [none if row % 3 == 0 else as_told(label) for row, label in enumerate(labels)]
+    manifest = explained_output(tmp_path, {"2026-11-14": replaced(table, "approved", given)})
+    with open_rows(Location.of(tmp_path / "out"), manifest) as rows:
+        quality = figures.quality_figures(rows)
+    assert quality is not None
+    assert quality["classes"] == ["0", "1"]
+    told = Counter(label for row, label in enumerate(labels) if row % 3)
+    assert [one["num_rows"] for one in quality["per_class"]] == [told[0], told[1]]
+    assert sum(one["num_rows"] for one in quality["calibration"]) == quality["labelled"] == 200
 
 
 def test_rejects_are_told_by_reason_and_column(rows: RunRows) -> None:
