@@ -58,6 +58,7 @@ def make_manifest(
         "output": str(run.output),
         "format": whole.output.format,
         **summary,
+        "max_reject_fraction": whole.explain.max_reject_fraction,
         "partitions": {
             name: {"state": "committed" if name in visible else "unfinished", **totals(done[name])}
             for name in source.partitions

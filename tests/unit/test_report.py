@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter, defaultdict
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -12,16 +13,18 @@ import pyarrow.dataset as ds
 import pytest
 from pyarrow import fs as pafs
 
-from ray_cfnet.errors import InputError
+from ray_cfnet.errors import InputError, JobError
+from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.model.bundle import Bundle, Settings, make_net
-from ray_cfnet.report import figures
+from ray_cfnet.report import charts, figures
 from ray_cfnet.report.drift import compare
 from ray_cfnet.report.page import write_report
 from ray_cfnet.report.rows import RunRows, identifier, open_rows
 from ray_cfnet.report.wording import number, percent, seconds, value
+from ray_cfnet.tables.codec import encode
 from ray_cfnet.tables.storage import Location
 from tests.unit.helpers import CONFIG, people, people_schema
-from tests.unit.outputs import explained_output
+from tests.unit.outputs import explained_output, telling_bundle
 
 HOSTILE = "<script>window.hacked = 1</script>"
 
@@ -214,9 +217,49 @@ def test_rows_that_were_not_selected_are_not_called_explained(tmp_path: Path) ->
     assert f"<b>{300 - left_out}</b><span>rows explained, of 300 scored</span>" in page
 
 
+def test_more_rejects_than_allowed_are_no_good_night(tmp_path: Path) -> None:
+    table = people(200, seed=1)
+    table = replaced(table, "housing", ["castle"] * 20 + table["housing"].to_pylist()[20:])
+    told = []
+    for limit in (0.09, 0.1):
+        with nullcontext() if limit == 0.1 else pytest.raises(JobError, match="of the rows were rejected"):
+            explained_output(tmp_path / str(limit), {"2026-11-14": table}, max_reject_fraction=limit)
+        page = Path(write_report(str(tmp_path / str(limit) / "out"))).read_text()
+        told.append(("<b>Too many rejects.</b>" in page, 'class="verdict look"' in page))
+    assert told == [(True, True), (False, False)]
+
+
+def test_rejects_that_are_not_listed_are_counted(tmp_path: Path) -> None:
+    table = people(200, seed=1)
+    table = replaced(table, "housing", ["castle"] * 20 + table["housing"].to_pylist()[20:])
+    both = explained_output(tmp_path, {"2026-11-14": table, "2026-11-15": table})
+    explained_output(tmp_path, {"2026-11-15": people(100)})
+    page = Path(write_report(str(tmp_path / "out"), both["run_id"])).read_text()
+    rejects = page.partition("<h2>Which rows were rejected?</h2>")[2].partition("</table>")[0]
+    assert re.findall(r"<td>(\w+)</td><td>(\w*)</td><td class=\"n\">(\d+)</td>", rejects) == [
+        ("unseen_category", "housing", "20"),
+        ("others", "", "20"),
+    ]
+
+
+def test_of_several_ways_the_page_says_which_it_is_about(tmp_path: Path) -> None:
+    bundle = telling_bundle()
+    bundle.reference = Explainer(bundle, None).reference(encode(people(1000, seed=5), bundle.schema)[0])
+    for num_options in (1, 3):
+        directory = tmp_path / str(num_options)
+        explained_output(directory, {"2026-11-14": people(200, seed=4)}, bundle, num_options=num_options)
+        page = Path(write_report(str(directory / "out"))).read_text()
+        assert ("Rows have up to 3 ways; this page is about the nearest." in page) == (num_options == 3)
+
+
+def test_a_number_of_changes_that_no_way_needs_keeps_its_place() -> None:
+    drawn = charts.columns([{"name": name, "share": 0.5, "said": "x"} for name in (1, 2, 4)], "features changed")
+    assert re.findall(r"<text[^>]*>(\d)</text>", drawn) == ["1", "2", "3", "4"]
+
+
 def test_the_page_stands_alone_and_tells_the_run(made: tuple[Path, dict[str, Any]]) -> None:
     output, manifest = made
-    place = write_report(str(output), manifest["run_id"][:6], segments=["gender"])
+    place = write_report(str(output), manifest["run_id"][:6], segments=["gender", "run_id"])
     assert place == str(output / "_reports" / f"{manifest['run_id']}.html")
     page = Path(place).read_text()
     assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page)
@@ -224,6 +267,7 @@ def test_the_page_stands_alone_and_tells_the_run(made: tuple[Path, dict[str, Any
     assert "2,500 rows in = 2,488 explained + 12 rejected" in page
     assert page.count("<svg") >= 5
     assert "first complete run" in page
+    assert page.count("All rows are of one group.") == 1
     assert len(page) < 600_000
     assert not ds.dataset(output, partitioning="hive").files[-1].endswith(".html")
 
@@ -313,11 +357,11 @@ USUAL = [a_run(number) for number in range(8)]
     ("change", "unusual", "said"),
     [
         ({}, [], "Nothing unusual: all figures are within what the last 7 runs showed."),
-        ({"fcf_validity": 0.90}, ["validity"], "90.0%, was 99.0%"),
-        ({"predicted": {"yes": 400, "no": 590}}, ["prediction"], "rows predicted as yes: 40.4%, was 60.6%"),
-        ({"mean_fcf_distance": 0.15}, ["distance"], "ways are 47% longer (mean distance 0.15, was 0.102)"),
-        ({"changed_features": {"income": 0.1, "age": 0.9}}, ["mix"], "90% of the changes moved to other features"),
-        ({"rows_rejected": 100}, ["rejects"], "rejected rows: 10.0%, was 1.0%"),
+        ({"fcf_validity": 0.90}, ["validity"], "that get one 90.0\u00a0%, was 99.0\u00a0%"),
+        ({"predicted": {"yes": 400, "no": 590}}, ["prediction"], "rows predicted as yes 40.4\u00a0%, was 60.6\u00a0%"),
+        ({"mean_fcf_distance": 0.15}, ["distance"], "mean distance of a way 0.15, was 0.102 (47.1\u00a0% longer)"),
+        ({"changed_features": {"income": 0.1, "age": 0.9}}, ["mix"], "90.0\u00a0% of the changes moved"),
+        ({"rows_rejected": 100}, ["rejects"], "Unlike the last 7 runs: rejected rows 10.0\u00a0%, was 1.0\u00a0%."),
     ],
 )
 def test_what_is_unusual_is_said(change: dict[str, Any], unusual: list[str], said: str) -> None:
