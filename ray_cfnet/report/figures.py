@@ -242,10 +242,12 @@ def reject_figures(rows: RunRows) -> list[Figures]:
 
 def sample_figures(rows: RunRows, count: int) -> list[Figures]:
     """Rows in need of a way, picked by a hash of all they hold: the same ones each time, from everywhere."""
-    columns = ["row_status", "pred_label", "pred_proba", "fcf_proba", "fcf_distance", *rows.keys]
+    columns = ["row_status", "pred_label", "pred_proba", "fcf_proba", "fcf_distance"]
     columns += [name for feature in rows.features for name in (feature, f"fcf_{feature}")]
     columns += [name for name in ("explanation",) if name in rows.columns]
-    listed = ", ".join(map(identifier, dict.fromkeys(columns)))
+    # Keys as text: of some types, such as times with a zone, DuckDB makes no Python value without further packages.
+    keys = [f"{key}::VARCHAR AS {key}" for key in map(identifier, rows.keys)]
+    listed = ", ".join([*map(identifier, columns), *keys])
     order = ", ".join(map(identifier, [*rows.keys, *rows.features]))
     picked = rows.query(
         f"""

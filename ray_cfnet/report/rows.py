@@ -74,6 +74,7 @@ def open_rows(output: Location, manifest: dict[str, Any]) -> Iterator[RunRows]:
         connection.execute(f"SET memory_limit = '{_MEMORY}'")
         connection.execute(f"SET temp_directory = {literal(spill)}")
         connection.execute("SET preserve_insertion_order = false")
+        connection.execute("SET TimeZone = 'UTC'")
         _register(connection, "explained", output, present)
         _register(connection, "rejected", output, rejected)
         described = connection.execute("DESCRIBE explained").fetchall() if present else []

@@ -185,6 +185,14 @@ def test_samples_are_rows_in_need_and_the_same_each_time(rows: RunRows, written:
         assert (told in changed) if sample["has_way"] else told == {}
 
 
+def test_a_sample_is_named_by_a_key_of_any_type(tmp_path: Path) -> None:
+    times = pa.array(range(100), pa.timestamp("s", "UTC"))
+    table = people(100, seed=1)
+    manifest = explained_output(tmp_path, {"2026-11-14": table.set_column(0, "id", times)})
+    with open_rows(Location.of(tmp_path / "out"), manifest) as rows:
+        assert {sample["key"][:16] for sample in figures.sample_figures(rows, 3)} == {"id 1970-01-01 00"}
+
+
 def test_samples_say_the_sentence_of_their_row(rows: RunRows, written: list[dict[str, Any]]) -> None:
     sentences = defaultdict(set)
     for row in written:
