@@ -101,7 +101,7 @@ def _mix(run: dict[str, Any]) -> dict[str, float]:
 
 def _verdict(num_before: int, unusual: list[dict[str, Any]]) -> str:
     if not num_before:
-        return "This is the first complete run of this output, so there is nothing to compare it with yet."
+        return "No complete run came before this one, so there is nothing to compare it with yet."
     those = "the run before" if num_before == 1 else f"the last {num_before} runs"
     if not unusual:
         return f"Nothing unusual: all figures are within what {those} showed."

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs as pafs
 
@@ -237,6 +238,24 @@ def test_more_rejects_than_allowed_are_no_good_night(tmp_path: Path) -> None:
     assert told == [(True, True), (False, False)]
 
 
+def test_what_failed_stands_in_the_verdict(tmp_path: Path) -> None:
+    days = {f"2026-11-{day}": people(3_000, seed=day) for day in (14, 15)}
+    for day, rows in days.items():
+        place = tmp_path / "in" / f"ds={day}" / "other.parquet"
+        place.parent.mkdir(parents=True)
+        pq.write_table(rows, place)
+    damaged = place.read_bytes()
+    place.write_bytes(damaged[:1000] + bytes(9_000) + damaged[10_000:])
+    with pytest.raises(JobError, match="1 of 2 units failed"):
+        explained_output(tmp_path, days, retries=0)
+    page = Path(write_report(str(tmp_path / "out"))).read_text()
+    verdict = page.partition('<section class="verdict look"')[2].partition("</section>")[0]
+    assert "<b>Not complete.</b> 1 of 2 units of work failed" in verdict
+    assert re.search(r"<li>ds=2026-11-15: \S+/other.parquet: cannot be read", verdict)
+    assert "6,000 rows in = 6,000 explained" in verdict
+    assert "No complete run came before this one" in verdict
+
+
 def test_rejects_that_are_not_listed_are_counted(tmp_path: Path) -> None:
     table = people(200, seed=1)
     table = replaced(table, "housing", ["castle"] * 20 + table["housing"].to_pylist()[20:])
@@ -274,7 +293,7 @@ def test_the_page_stands_alone_and_tells_the_run(made: tuple[Path, dict[str, Any
     assert "@import" not in page
     assert "2,500 rows in = 2,488 explained + 12 rejected" in page
     assert page.count("<svg") >= 5
-    assert "first complete run" in page
+    assert "No complete run came before this one" in page
     assert page.count("All rows are of one group.") == 1
     assert len(page) < 600_000
     assert not ds.dataset(output, partitioning="hive").files[-1].endswith(".html")
