@@ -11,7 +11,7 @@ _OWN = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 
 
 class JsonFormatter(logging.Formatter):
-    """time, level, logger, message, and whatever the caller passed as `extra`."""
+    """time, level, logger, message, and whatever the caller passed as `extra`; not what Ray hides in each record."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -19,7 +19,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **{name: given for name, given in vars(record).items() if name not in _OWN},
+            **{name: given for name, given in vars(record).items() if name not in _OWN and name[0] != "_"},
         }
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)

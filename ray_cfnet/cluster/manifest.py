@@ -60,6 +60,7 @@ def make_manifest(
         "output": str(run.output),
         "format": whole.output.format,
         **summary,
+        "max_reject_fraction": whole.explain.max_reject_fraction,
         "partitions": {
             name: {"state": "committed" if name in visible else "unfinished", **totals(done[name])}
             for name in source.partitions
@@ -89,6 +90,7 @@ def _described(bundle: Bundle, settings: config.Explain) -> dict[str, Any]:
     schema, desired = bundle.schema, bundle.desired_for(settings.desired)
     return {
         "target": schema.target.name,
+        "classes": [str(name) for name in schema.target.classes],
         "keys": list(schema.keys),
         "desired": "opposite" if desired is None else str(schema.target.classes[desired]),
         "features": {feature.name: feature.kind for feature in schema.features},

@@ -12,6 +12,7 @@ import pyarrow as pa
 from ray_cfnet.errors import InputError
 from ray_cfnet.tables.schema import Continuous, TableSchema, value_type
 
+_COUNTED = re.compile(r"fcf\d*_num_changed")
 _PREFIX = re.compile(r"^f?cf\d*_")
 REJECT_COLUMNS = ("reject_reason", "reject_column")
 REASONS = ("reason_1", "reason_2", "reason_3", "reason_4")
@@ -78,6 +79,12 @@ def added_fields(schema: TableSchema, columns: pa.Schema, num_options: int = 1) 
 def option_prefixes(num_options: int) -> list[str]:
     """What the columns of each feasible counterfactual begin with."""
     return ["fcf_", *(f"fcf{number}_" for number in range(2, num_options + 1))]
+
+
+def options_in(names: list[str]) -> list[str]:
+    """The same of an output with these columns."""
+    added = names[names.index("pred_label") :]
+    return option_prefixes(sum(bool(_COUNTED.fullmatch(name)) for name in added))
 
 
 def _feasible_fields(prefix: str, types: dict[str, pa.DataType]) -> Iterator[pa.Field]:

@@ -67,9 +67,16 @@ def histogram(rows: Rows, x_title: str) -> str:
 
 
 def columns(rows: Rows, x_title: str) -> str:
-    """A column for each `name`, in the order given, as high as `share`."""
+    """A column for each whole number `name`, as high as `share`; numbers in between without a row keep their place."""
+    names = [row["name"] for row in rows]
     encoding = {
-        "x": {"field": "name", "type": "ordinal", "sort": None, "title": x_title, "axis": {"labelAngle": 0}},
+        "x": {
+            "field": "name",
+            "type": "ordinal",
+            "scale": {"domain": list(range(min(names), max(names) + 1))},
+            "title": x_title,
+            "axis": {"labelAngle": 0},
+        },
         "y": _share_axis("ways"),
         "description": _DESCRIPTION,
     }

@@ -144,13 +144,13 @@ class Trino(Dialect):
         by = ", ".join(map(self.text_value, tree.partitions))
         partitioned = f", partitioned_by = ARRAY[{by}]" if tree.partitions else ""
         created = (
-            f"CREATE TABLE IF NOT EXISTS {self.name(files)} (\n  " + ",\n  ".join(fields) + "\n)\n"
+            f"CREATE TABLE {self.name(files)} (\n  " + ",\n  ".join(fields) + "\n)\n"
             f"WITH (format = 'PARQUET', external_location = {self.text_value(tree.place)}{partitioned})"
         )
         # For a schema called default; again after each night, for new partitions.
         synced = f"CALL system.sync_partition_metadata('default', {self.text_value(files)}, 'FULL')"
         view = f"CREATE OR REPLACE VIEW {self.name(name)} AS\nSELECT * FROM {self.name(files)}"
-        return [created, *([synced] if tree.partitions else []), view]
+        return [_forgotten(self, files), created, *([synced] if tree.partitions else []), view]
 
     def delta_table(self, name: str, place: str) -> list[str]:
         return [f"CALL system.register_table('default', {self.text_value(name)}, {self.text_value(place)})"]
@@ -165,7 +165,8 @@ class Athena(Trino):
         by = ", ".join(f"{hive.name(part)} STRING" for part in tree.partitions)
         partitioned = f"PARTITIONED BY ({by})\n" if tree.partitions else ""
         return [
-            f"CREATE EXTERNAL TABLE IF NOT EXISTS {hive.name(files)} (\n  {fields}\n)\n{partitioned}"
+            _forgotten(hive, files),
+            f"CREATE EXTERNAL TABLE {hive.name(files)} (\n  {fields}\n)\n{partitioned}"
             f"STORED AS PARQUET\nLOCATION {hive.text_value(tree.place + '/')}",
             *([f"MSCK REPAIR TABLE {hive.name(files)}"] if tree.partitions else []),
             f"CREATE OR REPLACE VIEW {self.name(name)} AS\nSELECT * FROM {self.name(files)}",
@@ -177,6 +178,11 @@ class Athena(Trino):
             f"CREATE EXTERNAL TABLE IF NOT EXISTS {hive.name(name)}\n"
             f"LOCATION {hive.text_value(place + '/')}\nTBLPROPERTIES ('table_type' = 'DELTA')"
         ]
+
+
+def _forgotten(sql: Dialect, table: str) -> str:
+    """External tables keep the columns they were declared with. To drop one deletes no file."""
+    return f"DROP TABLE IF EXISTS {sql.name(table)}"
 
 
 def dialect_of(name: str) -> Dialect:

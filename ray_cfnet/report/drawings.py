@@ -67,7 +67,7 @@ def _drawn_of_rows(asked: dict[str, Any]) -> dict[str, Any]:
         drawn["changes"] = charts.columns(
             [
                 {
-                    "name": str(one["changes"]),
+                    "name": one["changes"],
                     "share": one["num_rows"] / ways["ways"],
                     "said": f"{counted(one['changes'], 'change')}: {number(one['num_rows'])} rows",
                 }

@@ -3,6 +3,8 @@
 from statistics import mean, median, pstdev
 from typing import Any
 
+from ray_cfnet.report.wording import figure, percent
+
 _BEFORE = 7
 """Runs to compare with: a week of nights."""
 _SPREADS = 3.0
@@ -99,20 +101,18 @@ def _mix(run: dict[str, Any]) -> dict[str, float]:
 
 def _verdict(num_before: int, unusual: list[dict[str, Any]]) -> str:
     if not num_before:
-        return "This is the first complete run of this output, so there is nothing to compare it with yet."
+        return "No complete run came before this one, so there is nothing to compare it with yet."
     those = "the run before" if num_before == 1 else f"the last {num_before} runs"
     if not unusual:
         return f"Nothing unusual: all figures are within what {those} showed."
-    return f"Worth a look, compared with {those}: {'; '.join(map(_told, unusual))}."
+    return f"Unlike {those}: {'; '.join(map(_told, unusual))}."
 
 
 def _told(check: dict[str, Any]) -> str:
     now, before = check["now"], check["before"]
     if check["name"] == "mix":
-        return f"other features change than before ({now:.0%} of the changes moved to other features)"
-    if check["name"] == "distance":
-        way = "longer" if now > before else "shorter"
-        return (
-            f"ways are {abs(now / before - 1) if before else 1:.0%} {way} (mean distance {now:.3g}, was {before:.3g})"
-        )
-    return f"{check['title']}: {now:.1%}, was {before:.1%}"
+        return f"other features change ({percent(now)} of the changes moved to other features)"
+    told = f"{check['title']} {figure(check['name'], now)}, was {figure(check['name'], before)}"
+    if check["name"] == "distance" and before:
+        return f"{told} ({percent(abs(now / before - 1))} {'longer' if now > before else 'shorter'})"
+    return told

@@ -6,7 +6,7 @@ Medians are approximate (t-digest): exact ones would hold every value in memory.
 import math
 from typing import Any
 
-from ray_cfnet.report.rows import RunRows, identifier
+from ray_cfnet.report.rows import RunRows, identifier, literal
 
 Figures = dict[str, Any]
 
@@ -133,7 +133,7 @@ def segment_figures(rows: RunRows, wanted: list[str]) -> list[Figures]:
     if wanted:
         return found
     told = [segment for segment in found if len(segment["groups"]) > 1]
-    return sorted(told, key=lambda segment: -segment["gap"])[:_AUTO_SEGMENTS]
+    return sorted(told, key=lambda segment: (not segment["is_clear"], -segment["gap"]))[:_AUTO_SEGMENTS]
 
 
 def _segment(rows: RunRows, name: str) -> Figures:
@@ -176,13 +176,11 @@ def quality_figures(rows: RunRows) -> Figures | None:
     """Predictions against labels; None where the table has no target column or no label."""
     if rows.target is None:
         return None
-    target = identifier(rows.target)
-    is_probability = rows.columns[rows.target] in ("FLOAT", "DOUBLE")
-    label = f"({target} > 0.5)::INT::VARCHAR" if is_probability else f"{target}::VARCHAR"
+    label, is_labelled = _labels(rows, rows.target)
     cells = rows.query(
         f"""
         SELECT {label} AS label, pred_label::VARCHAR AS predicted, count(*) AS num_rows
-        FROM explained WHERE {target} IS NOT NULL GROUP BY ALL ORDER BY ALL LIMIT {_MAX_CLASSES**2 + 1}
+        FROM explained WHERE {is_labelled} GROUP BY ALL ORDER BY ALL LIMIT {_MAX_CLASSES**2 + 1}
         """  # noqa: S608
     )
     labelled = sum(cell["num_rows"] for cell in cells)
@@ -194,7 +192,7 @@ def quality_figures(rows: RunRows) -> Figures | None:
         f"""
         SELECT least(floor(pred_proba * 10), 9)::INT AS bin, count(*) AS num_rows, avg(pred_proba) AS said,
                avg(({label} = pred_label::VARCHAR)::INT) AS was
-        FROM explained WHERE {target} IS NOT NULL GROUP BY 1 ORDER BY 1
+        FROM explained WHERE {is_labelled} GROUP BY 1 ORDER BY 1
         """  # noqa: S608
     )
     return {
@@ -206,6 +204,18 @@ def quality_figures(rows: RunRows) -> Figures | None:
         "confusion": [[counts.get((label, predicted), 0) for predicted in classes] for label in classes],
         "calibration": calibration,
     }
+
+
+def _labels(rows: RunRows, target: str) -> tuple[str, str]:
+    """A row's label as text, and whether it has one, in SQL. As in training: what is no class is no label."""
+    column, kind = identifier(target), rows.columns[target]
+    if kind in ("FLOAT", "DOUBLE"):  # a probability
+        # NaN apart: the statistics of Parquet leave it out, and DuckDB takes them as proof of ranges and of isnan.
+        return f"({column} > 0.5)::INT::VARCHAR", f"(isfinite({column}) AND {column} BETWEEN 0 AND 1)"
+    label = f"{column}::VARCHAR"
+    if rows.classes is None or kind == "BOOLEAN":
+        return label, f"{column} IS NOT NULL"
+    return label, f"{label} IN ({', '.join(map(literal, rows.classes))})"
 
 
 def _class_quality(name: str, classes: list[str], counts: dict[tuple[str, str], int]) -> Figures:
@@ -232,10 +242,12 @@ def reject_figures(rows: RunRows) -> list[Figures]:
 
 def sample_figures(rows: RunRows, count: int) -> list[Figures]:
     """Rows in need of a way, picked by a hash of all they hold: the same ones each time, from everywhere."""
-    columns = ["row_status", "pred_label", "pred_proba", "fcf_proba", "fcf_distance", *rows.keys]
+    columns = ["row_status", "pred_label", "pred_proba", "fcf_proba", "fcf_distance"]
     columns += [name for feature in rows.features for name in (feature, f"fcf_{feature}")]
     columns += [name for name in ("explanation",) if name in rows.columns]
-    listed = ", ".join(map(identifier, dict.fromkeys(columns)))
+    # Keys as text: of some types, such as times with a zone, DuckDB makes no Python value without further packages.
+    keys = [f"{key}::VARCHAR AS {key}" for key in map(identifier, rows.keys)]
+    listed = ", ".join([*map(identifier, columns), *keys])
     order = ", ".join(map(identifier, [*rows.keys, *rows.features]))
     picked = rows.query(
         f"""

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from ray_cfnet.cluster.manifest import find_run, list_runs
 from ray_cfnet.errors import InputError
+from ray_cfnet.explain.columns import options_in
 from ray_cfnet.report import drift, figures
 from ray_cfnet.report.drawings import drawn_charts, slowest
 from ray_cfnet.report.rows import RunRows, open_rows
@@ -58,6 +59,7 @@ def _asked(rows: RunRows, segments: list[str], num_samples: int) -> dict[str, An
     return asked | {
         "has_rows": True,
         "num_features": len(rows.features),
+        "num_options": len(options_in(list(rows.columns))),
         "ways": figures.distance_figures(rows),
         "features": figures.feature_figures(rows),
         "segments": figures.segment_figures(rows, segments),

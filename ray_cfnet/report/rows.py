@@ -31,6 +31,8 @@ class RunRows:
     """continuous or categorical, in the table's order."""
     keys: list[str]
     target: str | None
+    classes: list[str] | None
+    """The target's classes as text; None where the run does not say."""
     has_rejects: bool
     files_missing: int
     """Files of the run that a later run has replaced."""
@@ -72,6 +74,7 @@ def open_rows(output: Location, manifest: dict[str, Any]) -> Iterator[RunRows]:
         connection.execute(f"SET memory_limit = '{_MEMORY}'")
         connection.execute(f"SET temp_directory = {literal(spill)}")
         connection.execute("SET preserve_insertion_order = false")
+        connection.execute("SET TimeZone = 'UTC'")
         _register(connection, "explained", output, present)
         _register(connection, "rejected", output, rejected)
         described = connection.execute("DESCRIBE explained").fetchall() if present else []
@@ -83,6 +86,7 @@ def open_rows(output: Location, manifest: dict[str, Any]) -> Iterator[RunRows]:
             table.get("features") or _guessed_features(columns),
             [key for key in table.get("keys", ()) if key in columns],
             table["target"] if table.get("target") in columns else None,
+            table.get("classes"),
             bool(rejected),
             len(explained) - len(present),
         )

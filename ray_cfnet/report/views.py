@@ -4,7 +4,6 @@ Nothing is run here. Trino, Athena and BigQuery declare external tables first (`
 them; DuckDB and Spark read the files in the view itself.
 """
 
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -16,7 +15,7 @@ import pyarrow.parquet as pq
 from ray_cfnet.cluster.ledger import REJECTS, RUNS
 from ray_cfnet.cluster.manifest import list_runs
 from ray_cfnet.errors import InputError
-from ray_cfnet.explain.columns import REJECT_COLUMNS, option_prefixes, rejects_schema
+from ray_cfnet.explain.columns import REJECT_COLUMNS, options_in, rejects_schema
 from ray_cfnet.report.dialects import Dialect, Tree, dialect_of
 from ray_cfnet.tables.delta import active_files, is_delta
 from ray_cfnet.tables.storage import Location
@@ -24,7 +23,6 @@ from ray_cfnet.tables.storage import Location
 DialectName = Literal["duckdb", "trino", "athena", "bigquery", "spark"]
 DIALECTS: tuple[str, ...] = get_args(DialectName)
 
-_COUNTED = re.compile(r"fcf\d*_num_changed")
 _RUN_COLUMNS = {
     "run_id": "text",
     "model_id": "text",
@@ -82,8 +80,7 @@ class OutputShape:
     @property
     def options(self) -> list[str]:
         """What the columns of each feasible counterfactual begin with, the nearest first."""
-        added = self.columns.names[len(self.passed_through) :]
-        return option_prefixes(sum(bool(_COUNTED.fullmatch(name)) for name in added))
+        return options_in(self.columns.names)
 
     @property
     def partition_columns(self) -> list[str]:

@@ -118,6 +118,8 @@ def test_dark_is_dark_and_can_be_switched(opened: Page) -> None:
 @pytest.mark.parametrize("opened", [(360, "light"), (768, "light"), (1400, "dark")], indirect=True)
 def test_no_width_scrolls_sideways(opened: Page) -> None:
     assert opened.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    groups = opened.locator(".segment .scroll").first
+    assert groups.evaluate("one => one.scrollWidth <= one.clientWidth"), "no figure is out of sight"
 
 
 @pytest.mark.parametrize("opened", [(1200, "dark")], indirect=True)

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from mlflow import MlflowClient
 
 from ray_cfnet.cluster.ingest import LEAST_AHEAD, EncodedTable, fit
 from ray_cfnet.cluster.train import RUNS, _run_name
@@ -63,7 +64,11 @@ def test_the_same_table_settings_and_seed_give_the_same_model(trained: Trained, 
     assert run_train(config, QUIET)["model_id"] == trained.result["model_id"]
 
 
-def test_two_workers_train_on_uneven_shards(tmp_path: Path) -> None:
+def test_two_workers_train_on_uneven_shards_and_mlflow_hears_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/mlruns")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     epochs: list[dict[str, Any]] = []
     config = loans_config(
         tmp_path, "table.sample.rows=1001", "training.epochs=2", "cluster.num_workers=2", "training.batch_size=64"
@@ -71,6 +76,9 @@ def test_two_workers_train_on_uneven_shards(tmp_path: Path) -> None:
     result = run_train(config, epochs.append)
     assert [metrics["epoch"] for metrics in epochs] == [1, 2]
     assert result["metrics"]["rows"] == 1001 - int(1001 * 0.8)
+    [recorded] = MlflowClient(f"file:{tmp_path}/mlruns").search_runs(["0"])
+    assert recorded.data.tags["bundle_id"] == result["model_id"]
+    assert recorded.data.metrics["test_accuracy"] == result["metrics"]["accuracy"]
 
 
 def test_three_classes_with_a_desired_one(tmp_path: Path) -> None:

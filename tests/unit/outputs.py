@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from ray_cfnet.cluster import score
 from ray_cfnet.config import Config
+from ray_cfnet.errors import RayCfnetError
 from ray_cfnet.model.bundle import Bundle
 from ray_cfnet.tables.plan import Unit, open_source
 from ray_cfnet.tables.storage import Location
@@ -20,7 +21,11 @@ from tests.unit.helpers import CONFIG, untrained_bundle
 
 def _inline(units: list[Unit], function: Any, cluster: Any) -> Iterator[tuple[Unit, Any]]:
     for unit in units:
-        yield unit, function(unit)
+        try:
+            outcome = function(unit)
+        except RayCfnetError as error:
+            outcome = error
+        yield unit, outcome
 
 
 def telling_bundle() -> Bundle:

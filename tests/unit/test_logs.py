@@ -38,6 +38,7 @@ def test_a_unit_is_one_json_object_a_line(capsys):
         "seconds": 1.25,
     }
     assert (failed["level"], failed["unit"]) == ("error", 4)
+    assert not any(name.startswith("_") for name in epoch), "Ray adds to every record"
     assert (epoch["event"], epoch["epoch"], epoch["num_epochs"]) == ("epoch_done", 2, 30)
     assert done["time"].endswith("+00:00")
 

@@ -3,25 +3,29 @@
 import json
 import re
 from collections import Counter, defaultdict
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs as pafs
 
-from ray_cfnet.errors import InputError
+from ray_cfnet.errors import InputError, JobError
+from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.model.bundle import Bundle, Settings, make_net
-from ray_cfnet.report import figures
+from ray_cfnet.report import charts, figures
 from ray_cfnet.report.drift import compare
 from ray_cfnet.report.page import write_report
 from ray_cfnet.report.rows import RunRows, identifier, open_rows
 from ray_cfnet.report.wording import number, percent, seconds, value
+from ray_cfnet.tables.codec import encode
 from ray_cfnet.tables.storage import Location
 from tests.unit.helpers import CONFIG, people, people_schema
-from tests.unit.outputs import explained_output
+from tests.unit.outputs import explained_output, telling_bundle
 
 HOSTILE = "<script>window.hacked = 1</script>"
 
@@ -118,6 +122,18 @@ def test_a_difference_within_the_noise_is_not_called_one(means: tuple[float, flo
     assert figures._compared(few)["longest"] is None
 
 
+def test_clear_differences_are_shown_before_larger_ones_that_may_be_noise(
+    rows: RunRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {
+        "grade": {"gap": 0.5, "is_clear": False},
+        "housing": {"gap": 0.1, "is_clear": True},
+        "gender": {"gap": 0.2, "is_clear": True},
+    }
+    monkeypatch.setattr(figures, "_segment", lambda _, name: {"name": name, "groups": [1, 2], **found[name]})
+    assert [one["name"] for one in figures.segment_figures(rows, [])] == ["gender", "housing", "grade"]
+
+
 def test_quality_counts_every_labelled_row(rows: RunRows, written: list[dict[str, Any]]) -> None:
     quality = figures.quality_figures(rows)
     assert quality is not None
@@ -128,6 +144,22 @@ def test_quality_counts_every_labelled_row(rows: RunRows, written: list[dict[str
     assert sum(one["num_rows"] for one in quality["calibration"]) == len(written)
     refused = [row for row in written if row["pred_label"] == 0]
     assert quality["per_class"][0]["precision"] == pytest.approx(mean(row["approved"] == 0 for row in refused))
+
+
+@pytest.mark.parametrize("none", [float("nan"), "pending", 7, None])
+def test_what_is_no_class_is_no_label(none: Any, tmp_path: Path) -> None:
+    table = people(300, seed=1)
+    labels = table["approved"].to_pylist()
+    as_told = type(none) if none is not None else int  # pandas makes 1.0 and NaN of 1 and null
+    given = [none if row % 3 == 0 else as_told(label) for row, label in enumerate(labels)]
+    manifest = explained_output(tmp_path, {"2026-11-14": replaced(table, "approved", given)})
+    with open_rows(Location.of(tmp_path / "out"), manifest) as rows:
+        quality = figures.quality_figures(rows)
+    assert quality is not None
+    assert quality["classes"] == ["0", "1"]
+    told = Counter(label for row, label in enumerate(labels) if row % 3)
+    assert [one["num_rows"] for one in quality["per_class"]] == [told[0], told[1]]
+    assert sum(one["num_rows"] for one in quality["calibration"]) == quality["labelled"] == 200
 
 
 def test_rejects_are_told_by_reason_and_column(rows: RunRows) -> None:
@@ -152,6 +184,14 @@ def test_samples_are_rows_in_need_and_the_same_each_time(rows: RunRows, written:
         ]
         told = {change["name"]: (change["old"], change["new"]) for change in sample["changes"]}
         assert (told in changed) if sample["has_way"] else told == {}
+
+
+def test_a_sample_is_named_by_a_key_of_any_type(tmp_path: Path) -> None:
+    times = pa.array(range(100), pa.timestamp("s", "UTC"))
+    table = people(100, seed=1)
+    manifest = explained_output(tmp_path, {"2026-11-14": table.set_column(0, "id", times)})
+    with open_rows(Location.of(tmp_path / "out"), manifest) as rows:
+        assert {sample["key"][:16] for sample in figures.sample_figures(rows, 3)} == {"id 1970-01-01 00"}
 
 
 def test_samples_say_the_sentence_of_their_row(rows: RunRows, written: list[dict[str, Any]]) -> None:
@@ -186,16 +226,75 @@ def test_rows_that_were_not_selected_are_not_called_explained(tmp_path: Path) ->
     assert f"<b>{300 - left_out}</b><span>rows explained, of 300 scored</span>" in page
 
 
+def test_more_rejects_than_allowed_are_no_good_night(tmp_path: Path) -> None:
+    table = people(200, seed=1)
+    table = replaced(table, "housing", ["castle"] * 20 + table["housing"].to_pylist()[20:])
+    told = []
+    for limit in (0.09, 0.1):
+        with nullcontext() if limit == 0.1 else pytest.raises(JobError, match="of the rows were rejected"):
+            explained_output(tmp_path / str(limit), {"2026-11-14": table}, max_reject_fraction=limit)
+        page = Path(write_report(str(tmp_path / str(limit) / "out"))).read_text()
+        told.append(("<b>Too many rejects.</b>" in page, 'class="verdict look"' in page))
+    assert told == [(True, True), (False, False)]
+
+
+def test_what_failed_stands_in_the_verdict(tmp_path: Path) -> None:
+    days = {f"2026-11-{day}": people(3_000, seed=day) for day in (14, 15)}
+    for day, rows in days.items():
+        place = tmp_path / "in" / f"ds={day}" / "other.parquet"
+        place.parent.mkdir(parents=True)
+        pq.write_table(rows, place)
+    damaged = place.read_bytes()
+    place.write_bytes(damaged[:1000] + bytes(9_000) + damaged[10_000:])
+    with pytest.raises(JobError, match="1 of 2 units failed"):
+        explained_output(tmp_path, days, retries=0)
+    page = Path(write_report(str(tmp_path / "out"))).read_text()
+    verdict = page.partition('<section class="verdict look"')[2].partition("</section>")[0]
+    assert "<b>Not complete.</b> 1 of 2 units of work failed" in verdict
+    assert re.search(r"<li>ds=2026-11-15: \S+/other.parquet: cannot be read", verdict)
+    assert "6,000 rows in = 6,000 explained" in verdict
+    assert "No complete run came before this one" in verdict
+
+
+def test_rejects_that_are_not_listed_are_counted(tmp_path: Path) -> None:
+    table = people(200, seed=1)
+    table = replaced(table, "housing", ["castle"] * 20 + table["housing"].to_pylist()[20:])
+    both = explained_output(tmp_path, {"2026-11-14": table, "2026-11-15": table})
+    explained_output(tmp_path, {"2026-11-15": people(100)})
+    page = Path(write_report(str(tmp_path / "out"), both["run_id"])).read_text()
+    rejects = page.partition("<h2>Which rows were rejected?</h2>")[2].partition("</table>")[0]
+    assert re.findall(r"<td>(\w+)</td><td>(\w*)</td><td class=\"n\">(\d+)</td>", rejects) == [
+        ("unseen_category", "housing", "20"),
+        ("others", "", "20"),
+    ]
+
+
+def test_of_several_ways_the_page_says_which_it_is_about(tmp_path: Path) -> None:
+    bundle = telling_bundle()
+    bundle.reference = Explainer(bundle, None).reference(encode(people(1000, seed=5), bundle.schema)[0])
+    for num_options in (1, 3):
+        directory = tmp_path / str(num_options)
+        explained_output(directory, {"2026-11-14": people(200, seed=4)}, bundle, num_options=num_options)
+        page = Path(write_report(str(directory / "out"))).read_text()
+        assert ("Rows have up to 3 ways; this page is about the nearest." in page) == (num_options == 3)
+
+
+def test_a_number_of_changes_that_no_way_needs_keeps_its_place() -> None:
+    drawn = charts.columns([{"name": name, "share": 0.5, "said": "x"} for name in (1, 2, 4)], "features changed")
+    assert re.findall(r"<text[^>]*>(\d)</text>", drawn) == ["1", "2", "3", "4"]
+
+
 def test_the_page_stands_alone_and_tells_the_run(made: tuple[Path, dict[str, Any]]) -> None:
     output, manifest = made
-    place = write_report(str(output), manifest["run_id"][:6], segments=["gender"])
+    place = write_report(str(output), manifest["run_id"][:6], segments=["gender", "run_id"])
     assert place == str(output / "_reports" / f"{manifest['run_id']}.html")
     page = Path(place).read_text()
     assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page)
     assert "@import" not in page
     assert "2,500 rows in = 2,488 explained + 12 rejected" in page
     assert page.count("<svg") >= 5
-    assert "first complete run" in page
+    assert "No complete run came before this one" in page
+    assert page.count("All rows are of one group.") == 1
     assert len(page) < 600_000
     assert not ds.dataset(output, partitioning="hive").files[-1].endswith(".html")
 
@@ -285,11 +384,11 @@ USUAL = [a_run(number) for number in range(8)]
     ("change", "unusual", "said"),
     [
         ({}, [], "Nothing unusual: all figures are within what the last 7 runs showed."),
-        ({"fcf_validity": 0.90}, ["validity"], "90.0%, was 99.0%"),
-        ({"predicted": {"yes": 400, "no": 590}}, ["prediction"], "rows predicted as yes: 40.4%, was 60.6%"),
-        ({"mean_fcf_distance": 0.15}, ["distance"], "ways are 47% longer (mean distance 0.15, was 0.102)"),
-        ({"changed_features": {"income": 0.1, "age": 0.9}}, ["mix"], "90% of the changes moved to other features"),
-        ({"rows_rejected": 100}, ["rejects"], "rejected rows: 10.0%, was 1.0%"),
+        ({"fcf_validity": 0.90}, ["validity"], "that get one 90.0\u00a0%, was 99.0\u00a0%"),
+        ({"predicted": {"yes": 400, "no": 590}}, ["prediction"], "rows predicted as yes 40.4\u00a0%, was 60.6\u00a0%"),
+        ({"mean_fcf_distance": 0.15}, ["distance"], "mean distance of a way 0.15, was 0.102 (47.1\u00a0% longer)"),
+        ({"changed_features": {"income": 0.1, "age": 0.9}}, ["mix"], "90.0\u00a0% of the changes moved"),
+        ({"rows_rejected": 100}, ["rejects"], "Unlike the last 7 runs: rejected rows 10.0\u00a0%, was 1.0\u00a0%."),
     ],
 )
 def test_what_is_unusual_is_said(change: dict[str, Any], unusual: list[str], said: str) -> None:

@@ -190,6 +190,22 @@ def test_names_and_values_are_quoted(dialect: str, text: str) -> None:
         assert chosen.alias == text
 
 
+@pytest.mark.parametrize("dialect", ["trino", "athena"])
+def test_external_tables_are_declared_anew_for_columns_that_came_later(
+    dialect: str, made: tuple[Path, dict[str, Any]]
+) -> None:
+    done = []
+    for statement in view_statements(str(made[0]), dialect):
+        parsed = sqlglot.parse_one(statement, dialect=dialect)
+        if isinstance(parsed, exp.Create | exp.Drop) and parsed.kind == "TABLE":
+            done.append((type(parsed), parsed.find(exp.Table).name, bool(parsed.args.get("exists"))))
+    assert done == [
+        step
+        for table in ("explanations_files", "rejects_files")
+        for step in ((exp.Drop, table, True), (exp.Create, table, False))
+    ]
+
+
 def test_views_are_saved(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     result = write_views(str(made[0]), "duckdb", str(tmp_path / "sql"))
     assert Path(result["file"]).name == "views.duckdb.sql"
