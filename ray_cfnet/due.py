@@ -1,7 +1,7 @@
 """What a night has to do, and whether a training is due: decided from manifests and figures, nothing is read here."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,16 +51,20 @@ def standings(runs: Iterable[dict[str, Any]]) -> dict[str, Standing]:
     """Each committed partition as its newest run left it. `runs` are manifests, oldest first."""
     found = {}
     for run in runs:
+        read: dict[str, set[tuple[str, int, int]]] = defaultdict(set)
+        for file in run.get("inputs", []):
+            read[file["path"].rpartition("/")[0]].add((file["path"], file["size"], file["modified_ns"]))
+        written: dict[str, set[str]] = defaultdict(set)
+        for unit in run.get("units", []):
+            written[unit["partition"]].update(name for name in unit["files"] if not name.startswith(f"{REJECTS}/"))
         for partition, part in run.get("partitions", {}).items():
             if part["state"] != "committed":
                 continue
-            inputs = ((file["path"], file["size"], file["modified_ns"]) for file in run["inputs"])
-            units = (unit for unit in run["units"] if unit["partition"] == partition)
             found[partition] = Standing(
                 run["run_id"],
                 run["model_id"],
-                (run["input"], frozenset(file for file in inputs if file[0].rpartition("/")[0] == partition)),
-                frozenset(file for unit in units for file in unit["files"] if not file.startswith(f"{REJECTS}/")),
+                (run["input"], frozenset(read[partition])),
+                frozenset(written[partition]),
                 part["rows_rejected"] / max(part["rows_in"], 1),
                 part.get("predicted", {}),
             )

@@ -44,8 +44,10 @@ def _side_by_side(row: dict[str, Any]) -> Table:
     table.add_column("rule", overflow="fold")
     for feature in row["features"]:
         changed = feature.get("changed", feature["feature"] == row.get("reject_column"))
-        to = [_value(feature["fcf"]) if changed else "", _value(feature["cf"])] if explained else []
-        cells = [feature["feature"], _value(feature["now"]), *to, feature["rule"] or ""]
+        now, *to = (_value(feature[name], feature["kind"]) for name in ("now", *(("fcf", "cf") if explained else ())))
+        if to and not changed:
+            to[0] = ""
+        cells = [feature["feature"], now, *to, feature["rule"] or ""]
         table.add_row("*" if changed else "", *map(escape, cells), style="bold" if changed else None)
     return table
 
@@ -53,8 +55,8 @@ def _side_by_side(row: dict[str, Any]) -> Table:
 def _one_below_the_other(console: Console, row: dict[str, Any]) -> None:
     for feature in row["features"]:
         changed = feature.get("changed", feature["feature"] == row.get("reject_column"))
-        to = f" -> {_value(feature['fcf'])}" if feature.get("changed") else ""
-        _say(console, f"{'*' if changed else ' '} {feature['feature']}: {_value(feature['now'])}{to}")
+        to = f" -> {_value(feature['fcf'], feature['kind'])}" if feature.get("changed") else ""
+        _say(console, f"{'*' if changed else ' '} {feature['feature']}: {_value(feature['now'], feature['kind'])}{to}")
         if changed and feature["rule"]:
             _say(console, f"    rule: {feature['rule']}")
 
@@ -64,6 +66,7 @@ def _closing(row: dict[str, Any]) -> list[str]:
     if row["rules"]:
         lines.append(f"between features: {'; '.join(row['rules'])}")
     if not row["rejected"]:
+        lines += _other_ways(row)
         if row["cf_proba"] is not None:  # of rows that were not selected nothing but the prediction is known
             way = "" if row["fcf_proba"] is None else f"{row['fcf_proba']:.0%} after the changes, "
             lines.append(f"probability of the desired class: {way}{row['cf_proba']:.0%} at the generated cf")
@@ -73,7 +76,21 @@ def _closing(row: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _value(value: Any) -> str:
+def _other_ways(row: dict[str, Any]) -> list[str]:
+    features = {feature["feature"]: feature for feature in row["features"]}
+    lines = []
+    for way in row["options"]:
+        changes = []
+        for name, to in way["changes"].items():
+            kind = features[name]["kind"]
+            changes.append(f"{name} {_value(features[name]['now'], kind)} -> {_value(to, kind)}")
+        lines.append(f"or: {', '.join(changes)} ({way['proba']:.0%} then)")
+    return lines
+
+
+def _value(value: Any, kind: str | None) -> str:
+    """Thousands are set apart in numbers, not in codes: 94103 may be a place."""
     if value is None:
         return "-"
-    return f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:,}" if is_number and kind != "categorical" else str(value)

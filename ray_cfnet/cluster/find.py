@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 
 from ray_cfnet.cluster.ledger import REJECTS, RunFiles
 from ray_cfnet.errors import InputError
-from ray_cfnet.explain.columns import REASONS, REJECT_COLUMNS
+from ray_cfnet.explain.columns import REASONS, REJECT_COLUMNS, options_in
 from ray_cfnet.model.bundle import verified_files
 from ray_cfnet.model.store import MODELS
 from ray_cfnet.tables.plan import Source, SourceFile, open_source
@@ -166,12 +166,14 @@ def _told(row: dict[str, Any], rules: _Rules) -> dict[str, Any]:
     declared = {feature.name: feature for feature in rules.schema.features} if rules.schema else {}
     target = rules.schema.target.name if rules.schema else None
     rejected = "reject_reason" in row
+    numbers = {feature.name for feature in rules.schema.continuous} if rules.schema else set()
     names = [name for name in row if f"cf_{name}" in row and f"fcf_{name}" in row] or list(declared)
     features = []
     for name in names:
         now, to = _plain(row.get(name)), _plain(row.get(f"fcf_{name}"))
         rule = rule_text(declared[name]) if name in declared else None
-        told = {"feature": name, "now": now, "rule": rule}
+        kind = None if name not in declared else "continuous" if name in numbers else "categorical"
+        told = {"feature": name, "kind": kind, "now": now, "rule": rule}
         if not rejected:
             told |= {"fcf": to, "cf": _plain(row[f"cf_{name}"]), "changed": to is not None and to != now}
         features.append(told)
@@ -181,7 +183,19 @@ def _told(row: dict[str, Any], rules: _Rules) -> dict[str, Any]:
     if rejected:
         return {**result, **{name: row[name] for name in REJECT_COLUMNS}}
     result |= {name: _plain(row[name]) for name in (*_FROM_THE_ROW, *_AND_ITS_ORIGIN) if name in row}
+    result["options"] = _other_ways(row, features)
     return {**result, "reasons": [row[name] for name in REASONS if row.get(name) is not None]}
+
+
+def _other_ways(row: dict[str, Any], features: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What `explain.num_options` found beside the first feasible counterfactual, the nearest first."""
+    ways = []
+    for prefix in options_in(list(row))[1:]:
+        if row[f"{prefix}valid"]:
+            to = {told["feature"]: _plain(row[f"{prefix}{told['feature']}"]) for told in features}
+            changes = {told["feature"]: to[told["feature"]] for told in features if to[told["feature"]] != told["now"]}
+            ways.append({"changes": changes, "proba": row[f"{prefix}proba"], "distance": row[f"{prefix}distance"]})
+    return ways
 
 
 def _plain(value: Any) -> Any:

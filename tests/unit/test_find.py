@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs as pafs
@@ -225,3 +226,31 @@ def test_the_code_of_a_feature_names_every_kind_of_rule_it_has() -> None:
     assert rule_code(Continuous("y", "double", 0.0, 9.0, Grid(1, 0)), relations) == "step"
     jobs = Categorical("c", "string", ("a", "b"), True, "increase", allowed=("b",), forbidden=(("a", "b"),))
     assert rule_code(jobs) == "only_increase+allowed+transitions"
+
+
+def test_further_ways_are_told_after_the_first(loans: LoansOutput, copied: Path) -> None:
+    row = a_row(loans, "ok")
+    file = next((copied / row["ds"]).glob("*.parquet"))
+    table = pq.read_table(file, partitioning=None)
+    second = {f"fcf2_{name}": table.column(name) for name in table.column_names if f"fcf_{name}" in table.column_names}
+    second["fcf2_income"] = pc.add(table.column("income"), 100)
+    for name, value in {"valid": True, "proba": 0.75, "num_changed": 1, "distance": 0.125}.items():
+        second[f"fcf2_{name}"] = pa.chunked_array([[value] * len(table)])
+    for place, (name, column) in enumerate(second.items(), table.column_names.index("fcf_distance") + 1):
+        table = table.add_column(place, name, column)
+    pq.write_table(table, file)
+    told = found(copied, str(row["application_id"]))
+    assert told["options"] == [{"changes": {"income": row["income"] + 100}, "proba": 0.75, "distance": 0.125}]
+    for width in (60, 120):
+        text = " ".join(printed(told, width).split())
+        assert f"or: income {row['income']:,} -> {row['income'] + 100:,} (75% then)" in text
+
+
+def test_codes_of_categories_are_no_numbers(loans: LoansOutput) -> None:
+    row = found(loans.output, str(a_row(loans, "ok")["application_id"]))
+    places = {"feature": "zip_code", "kind": "categorical", "rule": None}
+    moved = [{**places, "now": 94103, "fcf": 94110, "cf": 94110, "changed": True}]
+    for width in (60, 120):
+        text = printed({**row, "features": moved}, width)
+        assert "94103" in text
+        assert "94110" in text

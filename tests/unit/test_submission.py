@@ -17,8 +17,7 @@ import pytest
 from ray._private.ray_constants import RAY_RUNTIME_ENV_DEFAULT_EXCLUDES
 from ray._private.runtime_env.packaging import create_package
 
-from ray_cfnet import operate
-from ray_cfnet.cli import main
+from ray_cfnet.cli import main, operate
 from ray_cfnet.cluster.submission import check_places, stop_grace_s, submission_id, submit
 from ray_cfnet.config import Config
 from ray_cfnet.errors import InputError, JobError
