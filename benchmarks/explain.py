@@ -9,6 +9,7 @@ refine   rows/s of the bare loop with explain.refine: sparse / without (>= 0.5 a
 job      rows/s of the job with two actors / of two processes that run the bare loop over the same 64 files (>= 0.85)
 actors   rows/s of the job with two actors / with one (>= 1.8 on two cores), beside what machine.py gains
 scale    seconds per row of the job on the whole table / on a tenth of it (<= 1.1)
+shipped  rows/s of the job with the settings that ship (refining, words) / without them
 startup  seconds from the call, on a running Ray, until the first unit starts
 
 The first three measure CPU time: one thread works, and a busy neighbour does not count. The others run real jobs, after
@@ -70,13 +71,13 @@ KINDS: list[dict[str, Any]] = [
 """The features of a generated table, in turn: whole numbers, steps, decimals, doubles; strings and integers."""
 
 
-def config_of(num_features: int) -> Config:
+def config_of(num_features: int, shipped: bool = False) -> Config:
     features = {f"f{i:02}": KINDS[i % len(KINDS)] for i in range(num_features)}
     return Config.model_validate(
         {
             "table": {"path": "generated", "target": "y", "keys": ["id"], "features": features},
             "training": {"epochs": 1},
-            "explain": {"refine": "none", "words": False},
+            "explain": {} if shipped else {"refine": "none", "words": False},
         }
     )
 
@@ -263,9 +264,9 @@ def write_files(work: Path, num_features: int, num_rows: int) -> Path:
     return table
 
 
-def run_job(work: Path, num_features: int, num_rows: int, num_actors: int) -> Watch:
+def run_job(work: Path, num_features: int, num_rows: int, num_actors: int, shipped: bool = False) -> Watch:
     """One run after a short one: Ray's own processes are warm then."""
-    config = config_of(num_features)
+    config = config_of(num_features, shipped)
     bundle = trained_bundle(num_features).save(Location.of(work / "models"))
     watch = Watch()
     for rows in (64_000, num_rows):
@@ -333,6 +334,14 @@ def scale_ratio(work: Path, num_features: int, num_rows: int) -> dict[str, float
     return {"features": num_features, "rows_per_s_tenth": small, "rows_per_s": large, "ratio": small / large}
 
 
+def shipped_ratio(work: Path, num_features: int, num_rows: int) -> dict[str, float]:
+    with ray_session():
+        # Turn by turn, so that a busy neighbour slows both alike.
+        speeds = [run_job(work, num_features, num_rows, 2, shipped).rows_per_s for shipped in (False, True) * 2]
+    plain, shipped = max(speeds[::2]), max(speeds[1::2])
+    return {"features": num_features, "rows_per_s": plain, "rows_per_s_shipped": shipped, "ratio": shipped / plain}
+
+
 def startup_seconds(work: Path, num_features: int, num_rows: int) -> dict[str, float]:
     with ray_session():
         watch = run_job(work, num_features, min(num_rows, 640_000), 2)
@@ -352,6 +361,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "job": job_ratio,
     "actors": actors_ratio,
     "scale": scale_ratio,
+    "shipped": shipped_ratio,
     "startup": startup_seconds,
 }
 CHILDREN = {"memory-child": explain_in_child, "bare-child-0": bare_in_child(0), "bare-child-1": bare_in_child(1)}

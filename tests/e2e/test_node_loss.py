@@ -82,6 +82,11 @@ class Worker:
         return sum(len(part) for part in blocks.share(0, 1))
 
 
+def nodes_with_blocks_of_their_own(cluster: Cluster, blocks: Blocks) -> list[Any]:
+    places = [info["node_ids"] for info in ray.experimental.get_object_locations(blocks.refs).values()]
+    return [node for node in cluster.worker_nodes if [node.node_id] in places]
+
+
 @pytest.mark.timeout(600)
 def test_blocks_of_a_lost_node_are_encoded_again_though_workers_hold_all_cpus(cluster: Cluster, tmp_path: Path) -> None:
     config = load_config(
@@ -92,9 +97,9 @@ def test_blocks_of_a_lost_node_are_encoded_again_though_workers_hold_all_cpus(cl
     source = open_source(config.table.path)
     with ray_session():
         blocks = Blocks.of(EncodedTable(source, config, fit(source, config)).dataset("train"))
-        # The driver has fetched none, so what lies on one node lies there alone.
-        places = [info["node_ids"] for info in ray.experimental.get_object_locations(blocks.refs).values()]
-        lost = next(node for node in cluster.worker_nodes if [node.node_id] in places)
+        # The driver has fetched none, so what lies on one node lies there alone. Ray hears of it a moment later.
+        wait_for(lambda: nodes_with_blocks_of_their_own(cluster, blocks))
+        lost, *_ = nodes_with_blocks_of_their_own(cluster, blocks)
         os.kill(raylet_pid(lost), signal.SIGKILL)
         wait_for(lambda: not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == lost.node_id))
         worker = Worker.remote()  # type: ignore[attr-defined]

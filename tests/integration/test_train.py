@@ -209,9 +209,10 @@ def test_a_streaming_worker_bounds_what_is_encoded_ahead(trained: Trained) -> No
     """The benchmark of memory measures what it is for; it takes a quarter of an hour."""
     source = open_source(trained.config.table.path)
     schema = Bundle.load(Location.of(trained.bundle)).schema
-    dataset = EncodedTable(source, trained.config, schema).streamed("train", 0, 2)
-    assert dataset.context.execution_options.resource_limits.object_store_memory == LEAST_AHEAD
-    assert sum(len(batch) for batch in dataset.iter_batches(batch_format="pyarrow")) == 1400
+    shares = [EncodedTable(source, trained.config, schema).streamed("train", rank, 2) for rank in (0, 1)]
+    for dataset in shares:
+        assert dataset.context.execution_options.resource_limits.object_store_memory == LEAST_AHEAD
+    assert sum(dataset.count() for dataset in shares) == 2800
 
 
 def test_a_streamed_run_with_two_workers_can_be_repeated(tmp_path: Path) -> None:
