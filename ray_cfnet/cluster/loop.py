@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ray_cfnet.cluster.averaging import AllWorkers
 from ray_cfnet.cluster.checkpoint import load_state, save_state
 from ray_cfnet.cluster.ingest import EncodedTable
 from ray_cfnet.cluster.shards import Blocks, Shard, StreamShard, in_memory
@@ -18,7 +19,6 @@ from ray_cfnet.config import Training
 from ray_cfnet.explain.evaluation import evaluated
 from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.model.bundle import Bundle, Settings, desired_index, make_net
-from ray_cfnet.model.descent import Wait, alone
 from ray_cfnet.model.metrics import EvaluationSums, selection_score
 from ray_cfnet.model.rules import SoftRules
 from ray_cfnet.model.step import TwoStageUpdate
@@ -45,7 +45,7 @@ def train_worker(arguments: dict[str, Any]) -> None:
     net = make_net(schema, settings.model).to(device)
     desired = desired_index(settings.desired, schema)
     rules = SoftRules(schema, net.layout).to(device)
-    update = TwoStageUpdate(net, training, rules, desired, average_gradient if num_workers > 1 else alone)
+    update = TwoStageUpdate(net, training, rules, desired, AllWorkers() if num_workers > 1 else None)
     history = _resume(update)
     if history and rank == 0:
         arguments["board"].put.remote({"resumed_after": len(history)})
@@ -144,7 +144,7 @@ def _train_epoch(
     trained_rows, stage_1, stage_2 = 0, 0.0, 0.0
     step = 0
     while num_steps is None or step < num_steps:
-        # A worker that has run out of rows goes on with empty batches: the others wait for it in `sync`.
+        # A worker that has run out of rows goes on with empty batches: the others meet it in every step.
         rows, labels = next(batches, nothing)
         if num_steps is None and not _over_workers(torch.tensor([len(rows)]), dist.ReduceOp.SUM)[0]:
             break
@@ -166,18 +166,6 @@ def _train_epoch(
         "seconds_stage_1": stage_1,
         "seconds_stage_2": stage_2,
     }
-
-
-def average_gradient(gradient: Tensor, num_rows: int) -> Wait:
-    """The mean over the rows of all workers, in one collective: workers may bring unequal numbers of rows."""
-    summed = torch.cat([gradient * num_rows, gradient.new_tensor([num_rows])])
-    sum_over_workers = dist.all_reduce(summed, async_op=True)
-
-    def wait() -> None:
-        sum_over_workers.wait()
-        torch.div(summed[:-1], summed[-1], out=gradient)
-
-    return wait
 
 
 def _over_workers(values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:

@@ -4,7 +4,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,9 @@ from ray_cfnet.tables.split import SplitName
 from ray_cfnet.tables.storage import Location
 
 RUNS = ".training"
+_REPORT_INTERVAL = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
+_ROWS_FOR_A_SECOND = 2_000_000
+"""A second for a table of so many rows, whose epoch takes several."""
 
 _MEMORY_INGEST_BYTES = 2 * 1024**3
 """A worker's share of encoded rows up to this size is kept in its memory."""
@@ -122,16 +126,30 @@ def _no_usable_row(table: EncodedTable, name: SplitName) -> InputError:
     return InputError(f"{path}: no usable row in the {name} split", f"give more rows, or a larger split.{name}")
 
 
+@contextmanager
+def _reports_every(seconds: float) -> Iterator[None]:
+    """How often Ray's controller collects reports, within limits and unless it is set already.
+
+    A worker waits for it: the default of 2 s would be most of an epoch on a small table. On a large one every time
+    costs all workers a moment of the step they are in.
+    """
+    if _REPORT_INTERVAL in os.environ:
+        yield
+        return
+    os.environ[_REPORT_INTERVAL] = f"{min(max(seconds, 0.1), 2.0):.2f}"
+    try:
+        yield
+    finally:
+        del os.environ[_REPORT_INTERVAL]
+
+
 def _run(
     source: Source, schema: TableSchema, whole: config.Config, run: Location, on_epoch: OnEpoch
 ) -> tuple[Bundle, list[dict[str, Any]]]:
     """The best epoch's net, and the metrics of all epochs."""
-    # Ray's controller collects reports this often, and a worker waits for it: the default of 2 s would be
-    # most of an epoch on a small table.
-    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")
     settings, table = Settings.of(whole), EncodedTable(source, whole, schema)
     storage = run.parent
-    with board(on_epoch) as handle:
+    with board(on_epoch) as handle, _reports_every(source.num_rows / _ROWS_FOR_A_SECOND):
         trainer = ray.train.torch.TorchTrainer(
             train_worker,
             train_loop_config={

@@ -5,16 +5,25 @@ as views of one vector, clipping, averaging over workers and Adam are a handful 
 """
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 Wait = Callable[[], None]
 Sync = Callable[[Tensor, int], Wait | None]
-"""Begins to average a gradient over all workers in place, weighted by each worker's number of rows.
+"""Averages a gradient over all workers in place, weighted by each worker's number of rows.
 
-Returns what waits until it is done, or None when there is nothing to wait for.
+Returns what must be called before the gradient is used, or None when it is ready.
 """
+
+
+class Workers(Protocol):
+    """Those who train together: gradients are averaged at once, or by the time they are needed."""
+
+    def average(self, gradient: Tensor, num_rows: int) -> None: ...
+
+    def average_later(self, gradient: Tensor, num_rows: int) -> Wait: ...
 
 
 def alone(gradient: Tensor, num_rows: int) -> None:

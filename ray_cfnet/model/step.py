@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ray_cfnet.config import Training
-from ray_cfnet.model.descent import Descent, Sync, alone, as_one_vector
+from ray_cfnet.model.descent import Descent, Workers, alone, as_one_vector
 from ray_cfnet.model.net import CounterNet, Rows
 from ray_cfnet.model.rules import SoftRules
 
@@ -71,8 +71,14 @@ class TwoStageUpdate:
     """
 
     def __init__(
-        self, net: CounterNet, settings: Training, rules: SoftRules, desired: int | None, sync: Sync = alone
+        self,
+        net: CounterNet,
+        settings: Training,
+        rules: SoftRules,
+        desired: int | None,
+        workers: Workers | None = None,
     ) -> None:
+        """Without `workers` it trains alone."""
         self.net = net
         self.settings = settings
         self.rules = rules
@@ -86,10 +92,11 @@ class TwoStageUpdate:
         everything = as_one_vector([*stage_1, *stage_2])
         cut = sum(weight.numel() for weight in stage_1)
         self.hard_targets = self.hard_targets.to(everything)
-        self.prediction = Descent(everything[:cut], stage_1, settings.learning_rate, settings.grad_clip, sync)
+        rate, clip = settings.learning_rate, settings.grad_clip
+        self.prediction = Descent(everything[:cut], stage_1, rate, clip, workers.average if workers else alone)
         if settings.update == "single" or not settings.freeze:
             cut, stage_2 = 0, [*stage_1, *stage_2]
-        self.generator = Descent(everything[cut:], stage_2, settings.learning_rate, settings.grad_clip, sync)
+        self.generator = Descent(everything[cut:], stage_2, rate, clip, workers.average_later if workers else alone)
         self.set_progress(0.0)
 
     def set_progress(self, done: float) -> None:
@@ -104,10 +111,10 @@ class TwoStageUpdate:
                 descent.rate = self.settings.learning_rate * share
 
     def __call__(self, rows: Rows, labels: Tensor) -> Losses:
-        """Trains on B rows. An empty batch still takes part in every `sync`.
+        """Trains on B rows. An empty batch still takes part in every average.
 
         `labels` are class indices or, as floats, another model's probabilities of class 1 of two. With several workers
-        g's step ends in the next call, or in `finish`: nothing needs g before, and its average travels meanwhile.
+        g's step ends in the next call, or in `finish`: nothing needs g before, and its gradient travels with the next.
         """
         x = self.net.layout.dense(rows)
         started = time.perf_counter()

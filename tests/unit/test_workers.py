@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from ray_cfnet.cluster.loop import average_gradient, standing, stops_early
+from ray_cfnet.cluster import averaging
+from ray_cfnet.cluster.averaging import AllWorkers
+from ray_cfnet.cluster.loop import standing, stops_early
 from ray_cfnet.config import Training
 from ray_cfnet.model.net import CounterNet, Rows
 from ray_cfnet.model.rules import SoftRules
@@ -28,18 +30,19 @@ def batch(step: int) -> tuple[Rows, torch.Tensor]:
     return rows, (rows.continuous[:, 0] > 0.5).long()
 
 
-def two_stage(net: CounterNet, sync: object = None) -> TwoStageUpdate:
+def two_stage(net: CounterNet, workers: AllWorkers | None = None) -> TwoStageUpdate:
     settings = Training(learning_rate=0.01)
     rules = SoftRules(schema(), LAYOUT)
-    return TwoStageUpdate(net, settings, rules, None, *([sync] if sync else []))  # type: ignore[arg-type]
+    return TwoStageUpdate(net, settings, rules, None, workers)
 
 
-def work(rank: int, cut: int, directory: str) -> None:
+def work(rank: int, cut: int, gathered: int, directory: str) -> None:
     """One of two workers: rows before `cut` of every batch, or the rest."""
+    averaging._GATHERED_NUMBERS = gathered
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=2)
     net = make_net(dropout=0.0).double()
-    update = two_stage(net, average_gradient)
+    update = two_stage(net, AllWorkers())
     mine = slice(0, cut) if rank == 0 else slice(cut, None)
     for step in range(STEPS):
         rows, y = batch(step)
@@ -49,9 +52,9 @@ def work(rank: int, cut: int, directory: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("cut", [64, 100, 0])
-def test_two_workers_give_the_weights_of_one_with_the_whole_batch(cut: int, tmp_path: Path) -> None:
-    mp.spawn(work, args=(cut, str(tmp_path)), nprocs=2)
+@pytest.mark.parametrize(("cut", "gathered"), [(64, 10**6), (100, 10**6), (0, 10**6), (100, 0)])
+def test_two_workers_give_the_weights_of_one_with_the_whole_batch(cut: int, gathered: int, tmp_path: Path) -> None:
+    mp.spawn(work, args=(cut, gathered, str(tmp_path)), nprocs=2)
     alone = make_net(dropout=0.0).double()
     start = copy.deepcopy(alone.state_dict())
     update = two_stage(alone)
