@@ -1,4 +1,4 @@
-"""SIGTERM, as a scheduler or `ray job stop` sends it: end soon, and leave nothing half done."""
+"""SIGTERM, as a scheduler or `ray job stop` sends it, and SIGINT: end soon, and leave nothing half done."""
 
 import signal
 import sys
@@ -53,6 +53,23 @@ def deaf_to_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGINT leaves the block as a KeyboardInterrupt: Ray Train's own would exit with 0, and stays there afterwards."""
+    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as error:
+        if error.code == 0:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class NoTimeLeftError(BaseException):

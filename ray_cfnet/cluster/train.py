@@ -21,6 +21,7 @@ from ray_cfnet.cluster.history import write_history
 from ray_cfnet.cluster.ingest import SPARE_CPU, EncodedTable, fit
 from ray_cfnet.cluster.loop import SHARDS, diverged, train_worker
 from ray_cfnet.cluster.shards import Blocks
+from ray_cfnet.cluster.stopping import interruptible
 from ray_cfnet.errors import ConfigError, InputError, JobError, last_line
 from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.model.bundle import Bundle, Settings, desired_index, make_net
@@ -175,7 +176,8 @@ def _run(
             ),
         )
         try:
-            result = trainer.fit()
+            with interruptible():
+                result = trainer.fit()
         except ray.train.TrainingFailedError as error:
             raise JobError(f"training failed: {last_line(error)}") from error
     if result.checkpoint is None or not result.best_checkpoints:

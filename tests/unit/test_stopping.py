@@ -13,7 +13,7 @@ import pytest
 import ray
 
 from ray_cfnet.cluster.session import ray_session
-from ray_cfnet.cluster.stopping import NoTimeLeftError, put_on_sigterm, told_on_sigterm
+from ray_cfnet.cluster.stopping import NoTimeLeftError, interruptible, put_on_sigterm, told_on_sigterm
 from ray_cfnet.errors import StoppedError
 from ray_cfnet.tables.storage import Location
 
@@ -152,3 +152,18 @@ def test_a_signal_while_units_are_at_work_is_still_for_them(tmp_path: Path) -> N
             os.kill(os.getpid(), signal.SIGTERM)
             assert stopped.wait(5)
         assert signal.getsignal(signal.SIGTERM) is inner
+
+
+def test_an_interrupt_is_one_whatever_ray_train_makes_of_it_and_its_handler_does_not_stay() -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    def train() -> None:
+        signal.signal(signal.SIGINT, lambda *_: sys.exit(0))  # as Ray Train does, to end gracefully
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        train()
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(SystemExit), interruptible():
+        raise SystemExit  # of SIGTERM
