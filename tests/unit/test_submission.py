@@ -134,9 +134,15 @@ def test_a_connection_lost_while_following_the_log_is_told_with_the_jobs_name(
 
 
 def test_who_stops_following_is_told_that_the_job_goes_on(
-    dashboard: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    dashboard: ThreadingHTTPServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    request: pytest.FixtureRequest,
 ) -> None:
     dashboard.drops = "after a line"
+    # As in a process of its own: Ray leaves handlers behind in one that has tested other things.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     monkeypatch.setattr(operate, "write", lambda _: os.kill(os.getpid(), signal.SIGINT))
     words = ["explain", "--config", str(ROOT / "conf" / "loans.yaml"), "--input", "/table", "--output", "/out"]
     with pytest.raises(SystemExit) as ended:
