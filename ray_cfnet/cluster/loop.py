@@ -1,8 +1,10 @@
 """What each Ray Train worker does: its shard, the epochs, validation over all workers, a checkpoint each."""
 
+import itertools
 import math
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import ray.train
@@ -11,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ray_cfnet.cluster.averaging import AllWorkers
+from ray_cfnet.cluster.averaging import average_over_workers
 from ray_cfnet.cluster.checkpoint import load_state, save_state
 from ray_cfnet.cluster.ingest import EncodedTable
 from ray_cfnet.cluster.shards import Blocks, Shard, StreamShard, in_memory
@@ -21,7 +23,7 @@ from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.model.bundle import Bundle, Settings, desired_index, make_net
 from ray_cfnet.model.metrics import EvaluationSums, selection_score
 from ray_cfnet.model.rules import SoftRules
-from ray_cfnet.model.step import TwoStageUpdate
+from ray_cfnet.model.step import Losses, TwoStageUpdate
 from ray_cfnet.tables.schema import TableSchema
 from ray_cfnet.tables.split import SplitName
 
@@ -45,7 +47,7 @@ def train_worker(arguments: dict[str, Any]) -> None:
     net = make_net(schema, settings.model).to(device)
     desired = desired_index(settings.desired, schema)
     rules = SoftRules(schema, net.layout).to(device)
-    update = TwoStageUpdate(net, training, rules, desired, AllWorkers() if num_workers > 1 else None)
+    update = TwoStageUpdate(net, training, rules, desired, average_over_workers if num_workers > 1 else None)
     history = _resume(update)
     if history and rank == 0:
         arguments["board"].put.remote({"resumed_after": len(history)})
@@ -132,30 +134,14 @@ def _train_epoch(
     update: TwoStageUpdate, shard: Shard, order: torch.Generator, epoch: int, num_workers: int, planned_steps: int
 ) -> dict[str, float]:
     """One pass over the rows of all workers; mean losses, and this worker's seconds (with its waiting for others)."""
-    epochs, device = update.settings.epochs, ray.train.torch.get_device()
-    batch_rows = math.ceil(update.settings.batch_size / num_workers)
-    known = shard.num_batches(batch_rows)
-    num_steps = None if known is None else int(_over_workers(torch.tensor([known]), dist.ReduceOp.MAX)[0])
-    nothing = (update.net.layout.no_rows(device), torch.empty(0, dtype=torch.int64, device=device))
-    batches = shard.batches(batch_rows, order)
-    sums = torch.zeros(
-        3, dtype=torch.float64, device=device
-    )  # stays there: reading a step's losses would wait for them
+    # Sums stay on the device: reading a step's losses would wait for them.
+    sums = torch.zeros(3, dtype=torch.float64, device=ray.train.torch.get_device())
     trained_rows, stage_1, stage_2 = 0, 0.0, 0.0
-    step = 0
-    while num_steps is None or step < num_steps:
-        # A worker that has run out of rows goes on with empty batches: the others meet it in every step.
-        rows, labels = next(batches, nothing)
-        if num_steps is None and not _over_workers(torch.tensor([len(rows)]), dist.ReduceOp.SUM)[0]:
-            break
-        update.set_progress((epoch - 1 + min(step / planned_steps, 1.0)) / epochs)
-        losses = update(rows, labels)
+    for losses in _steps(update, shard, order, epoch, num_workers, planned_steps):
         sums += torch.stack([losses.prediction, losses.validity, losses.proximity])
         trained_rows += losses.num_rows
         stage_1 += losses.seconds_stage_1
         stage_2 += losses.seconds_stage_2
-        step += 1
-    update.finish()
     together = torch.cat([sums, sums.new_tensor([trained_rows])])
     prediction, validity, proximity, num_rows = _over_workers(together, dist.ReduceOp.SUM).tolist()
     return {
@@ -166,6 +152,25 @@ def _train_epoch(
         "seconds_stage_1": stage_1,
         "seconds_stage_2": stage_2,
     }
+
+
+def _steps(
+    update: TwoStageUpdate, shard: Shard, order: torch.Generator, epoch: int, num_workers: int, planned_steps: int
+) -> Iterator[Losses]:
+    device = ray.train.torch.get_device()
+    batch_rows = math.ceil(update.settings.batch_size / num_workers)
+    known = shard.num_batches(batch_rows)
+    num_steps = None if known is None else int(_over_workers(torch.tensor([known]), dist.ReduceOp.MAX)[0])
+    nothing = (update.net.layout.no_rows(device), torch.empty(0, dtype=torch.int64, device=device))
+    batches = shard.batches(batch_rows, order)
+    for step in itertools.count() if num_steps is None else range(num_steps):
+        # A worker that has run out of rows goes on with empty batches: the others meet it in every step.
+        rows, labels = next(batches, nothing)
+        if num_steps is None and not _over_workers(torch.tensor([len(rows)]), dist.ReduceOp.SUM)[0]:
+            break
+        update.set_progress((epoch - 1 + min(step / planned_steps, 1.0)) / update.settings.epochs)
+        yield update(rows, labels)
+    yield update.finish()
 
 
 def _over_workers(values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:

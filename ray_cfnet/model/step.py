@@ -14,18 +14,29 @@ is the paper's (y - y_hat)^2 to the letter, and it asks for nothing special when
 import math
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ray_cfnet.config import Training
-from ray_cfnet.model.descent import Descent, Workers, alone, as_one_vector
+from ray_cfnet.model.descent import Average, Descent, as_one_vector
 from ray_cfnet.model.net import CounterNet, Rows
 from ray_cfnet.model.rules import SoftRules
 
 SMOOTHING = 0.03
 DENSE_WIDTH = 256
+
+
+class Pace(NamedTuple):
+    """What a point of the run asks of a step."""
+
+    rate: float
+    predictor: bool
+    """Whether stage 1 moves h and f."""
+    generator: bool
+    """Whether stage 2 moves g."""
 
 
 @dataclass
@@ -68,6 +79,15 @@ class TwoStageUpdate:
 
     `update: single` takes one step on all three losses instead, with the second Adam. `update: posthoc` takes the
     first step only in the first half of the run and the second only in the second half.
+
+    With several workers a gradient travels while the other stage computes. Stage 1 of a batch needs nothing of the
+    stage 2 before it but that h and f stay, so it goes first, and both gradients have half a step to arrive:
+
+        stage 1 of batch 2 | stage 2 of batch 1 | stage 1 of batch 3 | stage 2 of batch 2 | ...
+                           `- moves h and f ----'
+                                                `- moves g ----------'
+
+    The weights that each stage sees are those of one stage after the other.
     """
 
     def __init__(
@@ -76,9 +96,9 @@ class TwoStageUpdate:
         settings: Training,
         rules: SoftRules,
         desired: int | None,
-        workers: Workers | None = None,
+        average: Average | None = None,
     ) -> None:
-        """Without `workers` it trains alone."""
+        """Without `average` it trains alone."""
         self.net = net
         self.settings = settings
         self.rules = rules
@@ -92,55 +112,69 @@ class TwoStageUpdate:
         everything = as_one_vector([*stage_1, *stage_2])
         cut = sum(weight.numel() for weight in stage_1)
         self.hard_targets = self.hard_targets.to(everything)
-        rate, clip = settings.learning_rate, settings.grad_clip
-        self.prediction = Descent(everything[:cut], stage_1, rate, clip, workers.average if workers else alone)
-        if settings.update == "single" or not settings.freeze:
+        self.prediction = Descent(everything[:cut], stage_1, settings.grad_clip, average)
+        separate = settings.update != "single" and settings.freeze
+        if not separate:
             cut, stage_2 = 0, [*stage_1, *stage_2]
-        self.generator = Descent(everything[cut:], stage_2, rate, clip, workers.average_later if workers else alone)
+        self.generator = Descent(everything[cut:], stage_2, settings.grad_clip, average)
+        self.overlaps = separate and average is not None
+        """Whether a batch's stage 2 waits for the stage 1 of the next."""
+        self._waiting: tuple[Rows, Tensor, Pace] | None = None
         self.set_progress(0.0)
 
     def set_progress(self, done: float) -> None:
-        """Sets learning rates and stages for a point of the run between 0 (start) and 1 (end)."""
+        """Sets learning rate and stages for a point of the run between 0 (start) and 1 (end)."""
         posthoc = self.settings.update == "posthoc"
-        self.moves_predictor, self.moves_generator = not posthoc or done < 0.5, not posthoc or done >= 0.5
+        predictor, generator = not posthoc or done < 0.5, not posthoc or done >= 0.5
         if posthoc:
             done = 2 * done % 1  # each half is a training of its own
+        rate = self.settings.learning_rate
         if self.settings.schedule == "cosine":
-            share = 0.01 + 0.99 * (1 + math.cos(math.pi * done)) / 2
-            for descent in (self.prediction, self.generator):
-                descent.rate = self.settings.learning_rate * share
+            rate *= 0.01 + 0.99 * (1 + math.cos(math.pi * done)) / 2
+        self.pace = Pace(rate, predictor, generator)
 
     def __call__(self, rows: Rows, labels: Tensor) -> Losses:
         """Trains on B rows. An empty batch still takes part in every average.
 
         `labels` are class indices or, as floats, another model's probabilities of class 1 of two. With several workers
-        g's step ends in the next call, or in `finish`: nothing needs g before, and its gradient travels with the next.
+        a batch's stage 2, and its losses, come with the next call, the last ones with `finish`.
         """
         x = self.net.layout.dense(rows)
         started = time.perf_counter()
         if self.settings.update == "single":
-            prediction, validity, proximity = self._single_stage(rows, x, labels)
-            between = ended = time.perf_counter()
-        else:
-            prediction = self._stage_1(rows, x, labels)
-            between = time.perf_counter()
-            validity, proximity = self._stage_2(rows, x)
-            ended = time.perf_counter()
-        return Losses(len(rows), prediction, validity, proximity, between - started, ended - between)
+            losses = self._single_stage(rows, x, labels)
+            return Losses(len(rows), *losses, time.perf_counter() - started, 0.0)
+        prediction = self._stage_1(rows, x, labels)
+        between = time.perf_counter()
+        ready, self._waiting = self._waiting, (rows, x, self.pace)
+        if not self.overlaps:
+            ready, self._waiting = self._waiting, None
+        validity, proximity = self._stage_2(*ready) if ready else prediction.new_zeros(2).unbind()
+        ended = time.perf_counter()
+        self.prediction.finish()
+        waited = time.perf_counter() - ended
+        return Losses(len(rows), prediction, validity, proximity, between - started + waited, ended - between)
 
-    def finish(self) -> None:
-        """Ends the last step: the weights are whole then."""
+    def finish(self) -> Losses:
+        """Ends the last step, and returns the losses that no call has told: the weights are whole then."""
+        started = time.perf_counter()
+        waiting, self._waiting = self._waiting, None
+        nothing = self.hard_targets.new_zeros(())
+        validity, proximity = self._stage_2(*waiting) if waiting else (nothing, nothing)
         self.generator.finish()
+        return Losses(0, nothing, validity, proximity, 0.0, time.perf_counter() - started)
 
     def _stage_1(self, rows: Rows, x: Tensor, labels: Tensor) -> Tensor:
         self.net.set_dropout(predictor=True, generator=True)
         _, probabilities = self.net.predict(self._encode(rows, x))
         loss = self._prediction_loss(labels, probabilities)
-        if self.moves_predictor:
-            self.prediction.step([loss], [self.settings.lambda_pred], len(rows))
+        if self.pace.predictor:
+            self.prediction.begin([loss], [self.settings.lambda_pred], len(rows), self.pace.rate)
+        if not self.overlaps:
+            self.prediction.finish()
         return loss.detach()
 
-    def _stage_2(self, rows: Rows, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _stage_2(self, rows: Rows, x: Tensor, pace: Pace) -> tuple[Tensor, Tensor]:
         learns = not self.settings.freeze
         self.net.set_dropout(predictor=learns, generator=True)
         with torch.set_grad_enabled(learns):
@@ -149,11 +183,11 @@ class TwoStageUpdate:
             target = self._validity_target(probabilities)
         self.generator.finish()
         validity, proximity = self._counterfactual_losses(rows, x, p, z, target)
-        if self.moves_generator:
+        if pace.generator:
             factors = (self.settings.lambda_valid, self.settings.lambda_prox)
-            self.generator.begin([validity, proximity], factors, len(rows))
-            if learns:
-                self.generator.finish()
+            self.generator.begin([validity, proximity], factors, len(rows), pace.rate)
+        if not self.overlaps:
+            self.generator.finish()
         return validity.detach(), proximity.detach()
 
     def _single_stage(self, rows: Rows, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -163,7 +197,8 @@ class TwoStageUpdate:
         prediction = self._prediction_loss(labels, probabilities)
         validity, proximity = self._counterfactual_losses(rows, x, p, z, self._validity_target(probabilities))
         factors = (self.settings.lambda_pred, self.settings.lambda_valid, self.settings.lambda_prox)
-        self.generator.step([prediction, validity, proximity], factors, len(rows))
+        self.generator.begin([prediction, validity, proximity], factors, len(rows), self.pace.rate)
+        self.generator.finish()
         return prediction.detach(), validity.detach(), proximity.detach()
 
     def _prediction_loss(self, labels: Tensor, probabilities: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -101,7 +102,7 @@ def test_l1_proximity_is_the_mean_absolute_change_and_is_descended() -> None:
     net, rows = net_with(), some_rows()
     expected = copy.deepcopy(net)
     update = make_update(net, proximity_loss="l1", lambda_valid=0, lambda_prox=1, learning_rate=0.01)
-    _, found = update._stage_2(rows, one_hot(rows))
+    _, found = update._stage_2(rows, one_hot(rows), update.pace)
 
     x = one_hot(rows)
     z = expected.encode_dense(x)
@@ -140,7 +141,8 @@ def test_a_soft_target_of_single_lets_the_gradient_through_the_prediction() -> N
 def test_without_freeze_stage_2_descends_l2_and_l3_with_all_weights() -> None:
     net, rows = net_with(), some_rows()
     expected, before = copy.deepcopy(net), weights_of(net)
-    make_update(net, freeze=False, learning_rate=0.01)._stage_2(rows, one_hot(rows))
+    update = make_update(net, freeze=False, learning_rate=0.01)
+    update._stage_2(rows, one_hot(rows), update.pace)
     assert moved(net, before) == {"h", "f", "g"}
 
     _, loss_2, loss_3 = losses_written_out(expected, labels(), one_hot(rows))
@@ -177,7 +179,7 @@ def test_each_half_of_posthoc_has_the_whole_schedule() -> None:
     rates = []
     for done in (0.0, 0.25, 0.5, 0.75):
         update.set_progress(done)
-        rates.append(update.generator.rate)
+        rates.append(update.pace.rate)
     assert rates == pytest.approx([1.0, 0.505, 1.0, 0.505])
 
 
@@ -239,7 +241,8 @@ def test_the_separate_generator_is_an_encoder_and_a_generator_written_out() -> N
 def test_stage_2_of_separate_trains_the_generators_encoder_with_its_dropout_and_no_bit_of_the_predictor() -> None:
     net = net_with(dropout=0.3, separate=True)
     before = weights_of(net)
-    make_update(net)._stage_2(some_rows(), one_hot(some_rows()))
+    update = make_update(net)
+    update._stage_2(some_rows(), one_hot(some_rows()), update.pace)
     assert moved(net, before) == {"g"}
     assert not torch.equal(net.generator_encoder[0].weight, before["generator_encoder.0.weight"])
     rest, of_generator = net._dropouts
@@ -312,9 +315,14 @@ def test_an_empty_batch_moves_nothing_and_takes_part_in_every_collective(setting
     for rows, y in ((EMPTY, torch.empty(0, dtype=torch.int64)), (some_rows(), labels())):
         net, met = net_with(**switches), []
         before = weights_of(net)
-        update = make_update(net, **settings)
-        update.prediction.sync = update.generator.sync = lambda gradient, _, met=met: met.append(tuple(gradient.shape))
+
+        def meet(gradient: torch.Tensor, _: int, met: list = met) -> Callable[[], None]:
+            met.append(tuple(gradient.shape))
+            return lambda: None
+
+        update = make_update(net, average=meet, **settings)
         update(rows, y)
+        update.finish()
         assert bool(moved(net, before)) == bool(len(rows))
         meetings.append(met)
     assert meetings[0] == meetings[1] != []

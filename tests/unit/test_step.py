@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ray_cfnet.config import Training
+from ray_cfnet.model.descent import Average
 from ray_cfnet.model.net import CounterNet, Rows
 from ray_cfnet.model.rules import SoftRules
 from ray_cfnet.model.step import TwoStageUpdate, desired_classes
@@ -28,8 +29,10 @@ def schema(**rules: dict) -> TableSchema:
     )
 
 
-def make_update(net: CounterNet, desired: int | None = None, **settings: object) -> TwoStageUpdate:
-    return TwoStageUpdate(net, Training.model_validate(settings), SoftRules(schema(), LAYOUT), desired)
+def make_update(
+    net: CounterNet, desired: int | None = None, average: Average | None = None, **settings: object
+) -> TwoStageUpdate:
+    return TwoStageUpdate(net, Training.model_validate(settings), SoftRules(schema(), LAYOUT), desired, average)
 
 
 def labels(num_rows: int = 64, num_classes: int = 2) -> torch.Tensor:
@@ -81,7 +84,7 @@ def test_stage_2_moves_no_bit_of_encoder_or_predictor(desired: int | None, gener
     update = make_update(net, desired)
     update(some_rows(), labels())
     before = copy.deepcopy(net.state_dict())
-    update._stage_2(some_rows(seed=9), one_hot(some_rows(seed=9)))
+    update._stage_2(some_rows(seed=9), one_hot(some_rows(seed=9)), update.pace)
     for name, weight in net.state_dict().items():
         assert torch.equal(weight, before[name]) != name.startswith("generator"), name
 
@@ -189,7 +192,7 @@ def test_stage_2_descends_l2_of_the_projected_counterfactual_and_l3_of_the_gener
     expected, x = copy.deepcopy(net), one_hot(rows)
     rules = SoftRules(schema(a={"immutable": True}, c={"immutable": True}), LAYOUT)
     update = TwoStageUpdate(net, Training(learning_rate=0.01, lambda_valid=1.0, lambda_prox=1.0), rules, None)
-    validity, proximity = update._stage_2(rows, x)
+    validity, proximity = update._stage_2(rows, x, update.pace)
 
     with torch.no_grad():
         z = expected.encode_dense(x)

@@ -12,9 +12,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from ray_cfnet.cluster import averaging
-from ray_cfnet.cluster.averaging import AllWorkers
+from ray_cfnet.cluster.averaging import average_over_workers
 from ray_cfnet.cluster.loop import standing, stops_early
 from ray_cfnet.config import Training
+from ray_cfnet.model.descent import Average
 from ray_cfnet.model.net import CounterNet, Rows
 from ray_cfnet.model.rules import SoftRules
 from ray_cfnet.model.step import TwoStageUpdate
@@ -30,38 +31,55 @@ def batch(step: int) -> tuple[Rows, torch.Tensor]:
     return rows, (rows.continuous[:, 0] > 0.5).long()
 
 
-def two_stage(net: CounterNet, workers: AllWorkers | None = None) -> TwoStageUpdate:
-    settings = Training(learning_rate=0.01)
-    rules = SoftRules(schema(), LAYOUT)
-    return TwoStageUpdate(net, settings, rules, None, workers)
+def train(net: CounterNet, settings: dict, mine: slice, average: Average | None = None) -> torch.Tensor:
+    """The sums of the three losses and of the rows over all steps."""
+    training = Training.model_validate({"learning_rate": 0.01, **settings})
+    update = TwoStageUpdate(net, training, SoftRules(schema(), LAYOUT), None, average)
+    told = []
+    for step in range(STEPS):
+        update.set_progress(step / STEPS)
+        rows, y = batch(step)
+        told.append(update(rows.take(mine), y[mine]))
+    told.append(update.finish())
+    return torch.tensor([[one.prediction, one.validity, one.proximity, one.num_rows] for one in told]).sum(dim=0)
 
 
-def work(rank: int, cut: int, gathered: int, directory: str) -> None:
+def work(rank: int, cut: int, gathered: int, settings: dict, directory: str) -> None:
     """One of two workers: rows before `cut` of every batch, or the rest."""
     averaging._GATHERED_NUMBERS = gathered
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=2)
     net = make_net(dropout=0.0).double()
-    update = two_stage(net, AllWorkers())
     mine = slice(0, cut) if rank == 0 else slice(cut, None)
-    for step in range(STEPS):
-        rows, y = batch(step)
-        update(rows.take(mine), y[mine])
-    update.finish()
-    torch.save(net.state_dict(), f"{directory}/worker-{rank}.pt")
+    sums = train(net, settings, mine, average_over_workers)
+    torch.save({"sums": sums, **net.state_dict()}, f"{directory}/worker-{rank}.pt")
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("cut", "gathered"), [(64, 10**6), (100, 10**6), (0, 10**6), (100, 0)])
-def test_two_workers_give_the_weights_of_one_with_the_whole_batch(cut: int, gathered: int, tmp_path: Path) -> None:
-    mp.spawn(work, args=(cut, gathered, str(tmp_path)), nprocs=2)
+@pytest.mark.parametrize(
+    ("cut", "gathered", "settings"),
+    [
+        (64, 10**6, {}),
+        (100, 10**6, {"schedule": "constant"}),
+        (0, 10**6, {}),
+        (100, 0, {}),
+        (64, 10**6, {"update": "posthoc"}),
+        (64, 10**6, {"update": "single"}),
+        (64, 10**6, {"freeze": False}),
+    ],
+    ids=str,
+)
+def test_two_workers_give_weights_and_losses_of_one_with_the_whole_batch(
+    cut: int, gathered: int, settings: dict, tmp_path: Path
+) -> None:
+    mp.spawn(work, args=(cut, gathered, settings, str(tmp_path)), nprocs=2)
     alone = make_net(dropout=0.0).double()
     start = copy.deepcopy(alone.state_dict())
-    update = two_stage(alone)
-    for step in range(STEPS):
-        update(*batch(step))
-    for rank in (0, 1):
-        weights = torch.load(tmp_path / f"worker-{rank}.pt", weights_only=True)
+    expected_sums = train(alone, settings, slice(None))
+    assert expected_sums[-1] == STEPS * BATCH
+    workers = [torch.load(tmp_path / f"worker-{rank}.pt", weights_only=True) for rank in (0, 1)]
+    torch.testing.assert_close(workers[0]["sums"] + workers[1]["sums"], expected_sums)
+    for weights in workers:
         for name, expected in alone.state_dict().items():
             assert not torch.equal(expected, start[name]), f"{name} did not move: the test shows nothing"
             torch.testing.assert_close(weights[name], expected, atol=1e-7, rtol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
