@@ -36,6 +36,7 @@ import pyarrow.parquet as pq
 import torch
 from machine import two_over_one
 
+from ray_cfnet.cluster.allocation import keep_freed_memory
 from ray_cfnet.cluster.ingest import READ_ROWS
 from ray_cfnet.cluster.ledger import UnitRecord
 from ray_cfnet.cluster.session import ray_session
@@ -378,6 +379,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
+    keep_freed_memory()  # as actors do
     for name in BENCHMARKS if arguments.which == ["all"] else arguments.which:
         for num_features in arguments.features:
             result = {**BENCHMARKS, **CHILDREN}[name](arguments.work.absolute(), num_features, arguments.rows)

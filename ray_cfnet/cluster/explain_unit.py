@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import torch
 
 from ray_cfnet import config
+from ray_cfnet.cluster.allocation import keep_freed_memory
 from ray_cfnet.cluster.ingest import READ_ROWS
 from ray_cfnet.cluster.ledger import RunFiles, UnitRecord
 from ray_cfnet.cluster.telemetry import UnitMetrics
@@ -62,6 +63,7 @@ class ExplainUnit:
     def explainer(self) -> Explainer:
         """Loaded and verified once in each actor."""
         torch.set_num_threads(self.threads)  # actors are the parallelism
+        keep_freed_memory()
         bundle = Bundle.load(self.bundle_place)
         if self.use_gpu:
             bundle.net.to("cuda")
