@@ -138,9 +138,9 @@ class Explainer:
             lacking = asking if self._margin > 0 else asking & ~found.fcf_valid
             self._repair(self._repairer, found, desired, np.flatnonzero(lacking))
         told = np.flatnonzero(asking & found.fcf_valid)
-        candidates = found.fcf.take(told)
+        candidates = found.fcf.take(told) if self.num_options > 1 else None
         self._refine(found, desired, told)
-        if self.num_options > 1:
+        if candidates is not None:
             self._find_options(found, desired, told, candidates)
         found.status[:] = np.where(found.fcf_valid, OK, NO_FEASIBLE_CF)
         found.status[~asking] = ALREADY_DESIRED
@@ -188,7 +188,7 @@ class Explainer:
         valid, probability = self._proof(refined, desired[some])
         # Trials add up in another order than the proof: one that does not hold to the last digit is not taken.
         some = some[valid]
-        found.fcf.values[some], found.fcf.codes[some] = refined.values[valid], refined.codes[valid]
+        found.fcf.put(some, refined if valid.all() else refined.take(valid))
         found.fcf_probability[some] = probability[valid]
 
     def _repair(self, repairer: Repairer, found: Explanations, desired: CodeArray, some: CodeArray) -> None:
@@ -199,7 +199,7 @@ class Explainer:
         valid, probability = self._proof(repaired, desired[some])
         better = valid & (reached | ~found.fcf_valid[some])
         some = some[better]
-        found.fcf.values[some], found.fcf.codes[some] = repaired.values[better], repaired.codes[better]
+        found.fcf.put(some, repaired.take(better))
         found.fcf_valid[some], found.fcf_probability[some] = True, probability[better]
 
     def _find_options(self, found: Explanations, desired: CodeArray, some: CodeArray, candidates: Encoded) -> None:
@@ -215,10 +215,10 @@ class Explainer:
             sure = reached | (probability >= proven[0].probability)
             proven.append(Option(fcf, valid & sure & is_new(rows, fcf, proven), probability))
         first, *others = nearest_first(rows, proven, self.schema)
-        found.fcf.values[some], found.fcf.codes[some] = first.fcf.values, first.fcf.codes
+        found.fcf.put(some, first.fcf)
         found.fcf_probability[some] = first.probability
         for option, other in zip(found.options, others, strict=True):
-            option.fcf.values[some], option.fcf.codes[some] = other.fcf.values, other.fcf.codes
+            option.fcf.put(some, other.fcf)
             option.exists[some], option.probability[some] = other.exists, other.probability
 
     def _held_back(self, found: Explanations, desired: CodeArray, stuck: CodeArray) -> FloatArray:

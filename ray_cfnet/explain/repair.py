@@ -15,12 +15,14 @@ import torch
 from ray_cfnet.model.inference import Inference, lead
 from ray_cfnet.model.metrics import distances
 from ray_cfnet.model.net import Rows
-from ray_cfnet.model.reference import Reference
+from ray_cfnet.model.reference import PROTOTYPES, Reference
 from ray_cfnet.tables.codec import CodeArray, Encoded, Mask, from_unit, to_unit
 from ray_cfnet.tables.constraints import project
 from ray_cfnet.tables.schema import FloatArray, TableSchema, permitted_changes
 
-_ROWS_AT_ONCE = 64
+_NEAREST = 16
+"""Examples that are tried first, before all."""
+_TRIALS_AT_ONCE = 64 * PROTOTYPES
 _CLIMBING_ROUNDS = 24
 _FIRST_STEP = 0.2
 """Of a number's range; halved where it leads nowhere."""
@@ -44,19 +46,20 @@ class Repairer:
         """
         best = Encoded(candidates.values.copy(order="F"), candidates.codes.copy(order="F"))
         leads = self._leads(best, desired)
-        missing = np.flatnonzero(leads <= 0)
-        for start in range(0, len(missing), _ROWS_AT_ONCE):
-            part = missing[start : start + _ROWS_AT_ONCE]
-            still = None if frozen is None else frozen[part]
-            found, found_leads = self._nearest_prototypes(rows.take(part), desired[part], still)
-            better = found_leads > leads[part]
-            _put(best, part[better], found.take(better))
-            leads[part] = np.where(better, found_leads, leads[part])
+        for num_examples in (_NEAREST, PROTOTYPES):  # the nearest are mostly enough
+            missing, at_once = np.flatnonzero(leads <= 0), _TRIALS_AT_ONCE // num_examples
+            for start in range(0, len(missing), at_once):
+                part = missing[start : start + at_once]
+                still = None if frozen is None else frozen[part]
+                found, found_leads = self._from_examples(rows.take(part), desired[part], still, num_examples)
+                better = found_leads > leads[part]
+                best.put(part[better], found.take(better))
+                leads[part] = np.where(better, found_leads, leads[part])
         missing = np.flatnonzero(leads <= 0)
         if len(missing):
             still = None if frozen is None else frozen[missing]
             climbed, climbed_leads = self._climbed(rows.take(missing), best.take(missing), desired[missing], still)
-            _put(best, missing, climbed)
+            best.put(missing, climbed)
             leads[missing] = climbed_leads
         return best, leads > 0
 
@@ -80,25 +83,38 @@ class Repairer:
             )
         return project(rows, candidates, self.schema, frozen=frozen)
 
-    def _nearest_prototypes(self, rows: Encoded, desired: CodeArray, frozen: Mask | None) -> tuple[Encoded, FloatArray]:
-        """For each row the nearest projected prototype that reaches the desired class, or the one that lacks least."""
-        best, best_leads = rows.take(slice(None)), np.full(len(rows), -np.inf)
-        best = Encoded(best.values.copy(order="F"), best.codes.copy(order="F"))
+    def _from_examples(
+        self, rows: Encoded, desired: CodeArray, frozen: Mask | None, num_examples: int
+    ) -> tuple[Encoded, FloatArray]:
+        """Of each row's nearest examples, projected, the nearest that reaches the desired class, or else the best."""
+        best, best_leads = Encoded(rows.values.copy(order="F"), rows.codes.copy(order="F")), np.full(len(rows), -np.inf)
         for label in np.unique(desired):
-            prototypes, asking = self.reference.of_class(int(label)), np.flatnonzero(desired == label)
-            if not len(prototypes):
+            examples, asking = self.reference.of_class(int(label)), np.flatnonzero(desired == label)
+            if not len(examples):
                 continue
-            each = np.repeat(asking, len(prototypes))
-            tiled = prototypes.take(np.tile(np.arange(len(prototypes)), len(asking)))
-            tried = self.feasible(rows.take(each), tiled, None if frozen is None else frozen[each])
+            chosen = self._nearest(rows.take(asking), examples, num_examples)
+            each = np.repeat(asking, chosen.shape[1])
+            own = rows.take(each)
+            tried = self.feasible(own, examples.take(chosen.ravel()), None if frozen is None else frozen[each])
             leads = self._leads(tried, desired[each])
-            far = distances(rows.take(each), tried, self.schema)
+            far = distances(own, tried, self.schema)
             # Those that reach it come first, by distance; of the others the one that lacks least.
-            cost = np.where(leads > 0, far - 1e9, -leads).reshape(len(asking), -1)
-            chosen = cost.argmin(axis=1) + np.arange(len(asking)) * len(prototypes)
-            _put(best, asking, tried.take(chosen))
-            best_leads[asking] = leads[chosen]
+            cost = np.where(leads > 0, far - 1e9, -leads).reshape(chosen.shape)
+            picked = cost.argmin(axis=1) + np.arange(len(asking)) * chosen.shape[1]
+            best.put(asking, tried.take(picked))
+            best_leads[asking] = leads[picked]
         return best, best_leads
+
+    def _nearest(self, rows: Encoded, examples: Encoded, count: int) -> CodeArray:
+        """(N, count) places of the examples that are nearest to each row, or of all where there are no more."""
+        if len(examples) <= count:
+            return np.tile(np.arange(len(examples)), (len(rows), 1))
+        return np.argpartition(self._distances(rows, examples), count, axis=1)[:, :count]
+
+    def _distances(self, rows: Encoded, examples: Encoded) -> FloatArray:
+        """(N, E) of every row to every example."""
+        each, every = np.repeat(np.arange(len(rows)), len(examples)), np.tile(np.arange(len(examples)), len(rows))
+        return distances(rows.take(each), examples.take(every), self.schema).reshape(len(rows), -1)
 
     def held_back(self, rows: Encoded, desired: CodeArray) -> FloatArray:
         """(N, F) how much of the desired class the rules cost in each feature, about; 0 where they ask for nothing.
@@ -107,8 +123,9 @@ class Repairer:
         where they leave less, so that what is in the way is named also where the network does not mind.
         """
         cost = np.zeros((len(rows), rows.values.shape[1] + rows.codes.shape[1]))
-        for start in range(0, len(rows), _ROWS_AT_ONCE):
-            part = np.arange(start, min(start + _ROWS_AT_ONCE, len(rows)))
+        at_once = _TRIALS_AT_ONCE // PROTOTYPES
+        for start in range(0, len(rows), at_once):
+            part = np.arange(start, min(start + at_once, len(rows)))
             for label in np.unique(desired[part]):
                 examples, asking = self.reference.of_class(int(label)), part[desired[part] == label]
                 if len(examples):
@@ -116,9 +133,7 @@ class Repairer:
         return cost
 
     def _held_back_from(self, rows: Encoded, examples: Encoded, desired: CodeArray) -> FloatArray:
-        each, every = np.repeat(np.arange(len(rows)), len(examples)), np.tile(np.arange(len(examples)), len(rows))
-        far = distances(rows.take(each), examples.take(every), self.schema).reshape(len(rows), -1)
-        wished = examples.take(far.argmin(axis=1))
+        wished = examples.take(self._distances(rows, examples).argmin(axis=1))
         left = project(rows, wished, self.schema)
         gains = self._gains(left, desired)
         count, places = rows.values.shape[1], np.arange(len(rows))
@@ -208,7 +223,3 @@ def _with_column(rows: Encoded, position: int, values: FloatArray | CodeArray) -
     changed = Encoded(rows.values.copy(), rows.codes) if position < count else Encoded(rows.values, rows.codes.copy())
     changed.column(position)[:] = values
     return changed
-
-
-def _put(rows: Encoded, places: CodeArray, others: Encoded) -> None:
-    rows.values[places], rows.codes[places] = others.values, others.codes

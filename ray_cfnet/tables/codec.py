@@ -38,7 +38,17 @@ class Encoded:
         return len(self.codes)
 
     def take(self, index: Mask | CodeArray | slice) -> "Encoded":
-        return Encoded(self.values[index], self.codes[index])
+        """Chosen rows: a slice gives a view, everything else a copy that is column-major again."""
+        if isinstance(index, slice):
+            return Encoded(self.values[index], self.codes[index])
+        places = np.flatnonzero(index) if index.dtype == bool else index
+        return Encoded(self.values.T.take(places, axis=1).T, self.codes.T.take(places, axis=1).T)
+
+    def put(self, places: Mask | CodeArray, others: "Encoded") -> None:
+        """Overwrites chosen rows, a column at a time: it is contiguous."""
+        for mine, theirs in ((self.values, others.values), (self.codes, others.codes)):
+            for column in range(mine.shape[1]):
+                mine[:, column][places] = theirs[:, column]
 
     def column(self, position: int) -> npt.NDArray:
         """A view of one feature: numbers come first, then categories."""

@@ -303,3 +303,22 @@ def test_labels_beyond_a_narrower_column_are_never_met_there(dictionary: bool) -
     column = pa.array([5, None, -3, 7], pa.int8())
     codes = codes_of(column.dictionary_encode() if dictionary else column, (300, 5, -3, -1000))
     assert codes.tolist() == [1, -1, 2, -1]
+
+
+@pytest.mark.parametrize("index", [np.array([3, 0, 3]), np.array([True, False, False, True]), slice(1, 3)], ids=str)
+def test_chosen_rows_are_those_of_plain_indexing_and_stay_column_major(index) -> None:
+    whole = Encoded(np.asfortranarray(np.arange(8.0).reshape(4, 2)), np.asfortranarray(np.arange(12).reshape(4, 3)))
+    part = whole.take(index)
+    np.testing.assert_array_equal(part.values, whole.values[index])
+    np.testing.assert_array_equal(part.codes, whole.codes[index])
+    assert part.values.strides[0] == part.codes.strides[0] == 8
+
+
+@pytest.mark.parametrize("places", [np.array([3, 0]), np.array([True, False, False, True])], ids=str)
+def test_put_overwrites_the_chosen_rows_alone(places) -> None:
+    whole = Encoded(np.zeros((4, 2)), np.zeros((4, 3), dtype=np.int64))
+    whole.put(places, Encoded(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[1, 2, 3], [4, 5, 6]])))
+    values, codes = np.zeros((4, 2)), np.zeros((4, 3))
+    values[places], codes[places] = [[1, 2], [3, 4]], [[1, 2, 3], [4, 5, 6]]
+    np.testing.assert_array_equal(whole.values, values)
+    np.testing.assert_array_equal(whole.codes, codes)

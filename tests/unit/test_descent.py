@@ -14,7 +14,7 @@ def test_clipped_steps_are_those_of_torch_on_separate_weights() -> None:
     ours = nn.Sequential(nn.Linear(4, 3), nn.LeakyReLU(), nn.Linear(3, 2)).double()
     theirs = copy.deepcopy(ours)
     weights = list(ours.parameters())
-    descent = Descent(as_one_vector(weights), weights, rate=0.05, clip=0.5)
+    descent = Descent(as_one_vector(weights), weights, clip=0.5)
     adam = torch.optim.Adam(theirs.parameters(), lr=0.05)
     sizes = []
     for step in range(8):
@@ -23,7 +23,8 @@ def test_clipped_steps_are_those_of_torch_on_separate_weights() -> None:
         (theirs(x).square().sum() * factor / 16).backward()
         sizes.append(float(nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)))
         adam.step()
-        descent.step([ours(x).square().sum()], [factor], 16)
+        descent.begin([ours(x).square().sum()], [factor], 16, rate=0.05)
+        descent.finish()
         for mine, other in zip(weights, theirs.parameters(), strict=True):
             torch.testing.assert_close(mine, other, atol=1e-9, rtol=1e-9)
     assert min(sizes) < 0.5 < max(sizes), "both kinds of gradients were there"

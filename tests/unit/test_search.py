@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ray_cfnet.config import Explain, Model, Words
 from ray_cfnet.config.ruletext import Relation
 from ray_cfnet.errors import BundleError, ConfigError
-from ray_cfnet.explain import refine
+from ray_cfnet.explain import refine, repair
 from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.explain.explanations import NO_FEASIBLE_CF, Explanations
 from ray_cfnet.explain.options import changes
@@ -81,6 +81,23 @@ def test_repair_reaches_nearly_every_row_of_a_network_whose_own_answers_fail() -
             shares.append((plain.has_fcf.mean(), repaired.has_fcf.mean()))
     assert len(shares) >= 2, "no such network among the seeds: the test shows nothing"
     assert all(after > 0.95 for _, after in shares), shares
+
+
+def test_a_row_that_any_example_leads_to_the_class_has_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where none of the nearest ones does, which are tried first; without the search that follows examples."""
+    monkeypatch.setattr(repair, "_CLIMBING_ROUNDS", 0)
+    bundle = with_random_generator(1)
+    features = tuple(replace(f, immutable=f.immutable or f.name == "income") for f in SCHEMA.features)
+    bundle.schema = replace(SCHEMA, features=features)
+    found = explained(bundle, refine="none")
+    examples, classes = bundle.reference.prototypes, bundle.reference.classes
+    explainer, led = Explainer(bundle, None), np.zeros((len(found.rows), len(examples)), dtype=bool)
+    for number in range(len(examples)):
+        example = examples.take(np.full(len(found.rows), number))
+        way = project(found.rows, example, bundle.schema)
+        led[:, number] = (explainer.predicted(way) != found.predicted) & (classes[number] != found.predicted)
+    assert found.has_fcf[led.any(axis=1)].all()
+    assert 0.1 < led.any(axis=1).mean() < 0.5, "the rules leave few ways"
 
 
 @pytest.mark.parametrize("needed", ["age", "housing"])
