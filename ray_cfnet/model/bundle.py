@@ -101,7 +101,10 @@ class Bundle:
             settings = Settings.model_validate_json(files["config.json"])
             metrics = json.loads(files["metrics.json"])
             net = make_net(schema, settings.model)
-            net.load_state_dict(safetensors.torch.load(files["model.safetensors"]))
+            weights = safetensors.torch.load(files["model.safetensors"])
+            if net.generator_class is not None:  # bundles from before g was told the class: zeros tell nothing
+                weights.setdefault("generator_class.weight", torch.zeros_like(net.generator_class.weight))
+            net.load_state_dict(weights)
             content = files.get("reference.safetensors")
             reference = Reference.from_bytes(content) if content is not None else None
         except (ValueError, KeyError, TypeError, RuntimeError, ValidationError, safetensors.SafetensorError) as error:

@@ -125,6 +125,8 @@ class Inference:
         hidden = _linear(first, torch.cat([seen.p, z]) if net.pass_prediction else z)
         if net.generator_skip is not None:
             hidden += _first_layer(net.generator_skip, rows)
+        if net.generator_class is not None:
+            hidden += net.generator_class.weight.T.index_select(1, likeliest(seen.probabilities))
         hidden = _hidden(rest, hidden)
         return _linear(net.generator_out, hidden)
 

@@ -122,7 +122,8 @@ class CounterNet(nn.Module):
     """Prediction and counterfactual in one forward pass, for any number of classes from two up.
 
     A gated g sees the encoded row beside p and z, and says for each raw feature whether it changes at all: what
-    should stay is copied, not squeezed through z and made anew.
+    should stay is copied, not squeezed through z and made anew. It is also told the predicted class, where it may see
+    p: at the border between two classes p hardly differs, but the way to the other class turns round.
 
     With `separate` g has an encoder of its own and sees nothing of h and f; without `pass_prediction` it
     sees z but not p. With `block="conv"` the first layer stays a `MixedLinear`, whose outputs are the positions
@@ -163,7 +164,10 @@ class CounterNet(nn.Module):
         self.gated = generator_kind == "gated"
         gates = layout.num_features if self.gated else 0
         self.generator_out = nn.Linear(generator[-1] * positions, layout.width + gates)
-        self.generator_skip = MixedLinear(layout, generator[0] * positions) if self.gated else None
+        self.generator_skip = MixedLinear(layout, generator[0]) if self.gated else None
+        sees_class = self.gated and self.pass_prediction
+        told = torch.zeros(num_classes, generator[0])
+        self.generator_class = nn.Embedding.from_pretrained(told, freeze=False) if sees_class else None
         features = [*range(layout.num_continuous)]
         for column, size in enumerate(layout.category_sizes):
             features += [layout.num_continuous + column] * size
@@ -201,8 +205,8 @@ class CounterNet(nn.Module):
     def generator_parts(self) -> list[nn.Module]:
         """The modules of g."""
         own_encoder = [self.generator_encoder] if self.generator_encoder is not None else []
-        skip = [self.generator_skip] if self.generator_skip is not None else []
-        return [*own_encoder, *skip, self.generator, self.generator_out]
+        sees = [part for part in (self.generator_skip, self.generator_class) if part is not None]
+        return [*own_encoder, *sees, self.generator, self.generator_out]
 
     def set_dropout(self, *, predictor: bool, generator: bool) -> None:
         """Turns dropout of h and f, and of g, on or off; cheaper than `train`, which visits every module."""
@@ -230,13 +234,15 @@ class CounterNet(nn.Module):
     def generate(self, p: Tensor, z: Tensor, rows: Rows | None = None) -> Tensor:
         """g's output before its last activations: (B, D), and a gate a feature beside it where g is gated.
 
-        A gated g sees the rows too.
+        A gated g sees the rows and the predicted class too.
         """
         seen = torch.cat([p, z], dim=1) if self.pass_prediction else z
         if self.generator_skip is None or rows is None:
             return self.generator_out(self.generator(seen).flatten(1))
         first, *rest = self.generator
         hidden = first(seen) + self.generator_skip(rows)
+        if self.generator_class is not None:
+            hidden = hidden + self.generator_class(self.classifier(p).argmax(dim=1))
         for layer in rest:
             hidden = layer(hidden)
         return self.generator_out(hidden)

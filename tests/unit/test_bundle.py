@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from ray_cfnet.errors import BundleError, ConfigError
-from ray_cfnet.model.bundle import Bundle, desired_index
+from ray_cfnet.explain.explainer import Explainer
+from ray_cfnet.model.bundle import Bundle, desired_index, make_net
+from ray_cfnet.tables.codec import encode
 from ray_cfnet.tables.storage import Location
-from tests.unit.helpers import untrained_bundle
+from tests.unit.helpers import people, untrained_bundle
 
 FIRST_VERSION = Path(__file__).parent.parent / "data" / "bundle-v1"
 
@@ -103,3 +105,16 @@ def test_desired_class_must_exist_with_its_type() -> None:
     for wrong in ("1", True, 2):
         with pytest.raises(ConfigError, match="not a class of approved"):
             desired_index(wrong, schema)
+
+
+def test_a_gated_bundle_from_before_g_was_told_the_class_says_what_it_said(tmp_path: Path) -> None:
+    older = untrained_bundle()
+    model = older.settings.model.model_copy(update={"generator_kind": "gated"})
+    older.settings = older.settings.model_copy(update={"model": model})
+    older.net = make_net(older.schema, model).eval()
+    older.net.generator_class = None
+    rows = encode(people(200), older.schema)[0]
+    said = Explainer(older, None).explain(rows).cf
+    now = Explainer(Bundle.load(older.save(Location.of(tmp_path))), None).explain(rows).cf
+    assert (now.values == said.values).all()
+    assert (now.codes == said.codes).all()

@@ -1,5 +1,6 @@
 """The network against a plain one-hot computation written out here."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -103,3 +104,27 @@ def test_generator_and_prediction_weights_are_all_weights_and_do_not_overlap() -
     generator = {id(weight) for weight in net.generator_parameters()}
     assert not prediction & generator
     assert prediction | generator == {id(weight) for weight in net.parameters()}
+
+
+def test_a_gated_generator_sees_the_row_and_which_class_is_predicted() -> None:
+    """Written out; p alone says little at the border between two classes, where the way to the other turns round."""
+    net, rows = make_net(num_classes=3, generator_kind="gated"), some_rows()
+    for weight in net.generator_parameters():
+        nn.init.normal_(weight)
+    with torch.no_grad():
+        z = net.encode(rows)
+        net.classifier.bias -= net.classifier(net.predict(z)[0]).mean(dim=0)  # so that several classes are predicted
+        p, probabilities = net.predict(z)
+        weights = net.state_dict()
+        hidden = torch.cat([p, z], dim=1) @ weights["generator.0.weight"].T + weights["generator.0.bias"]
+        hidden += one_hot(rows) @ weights["generator_skip.weight"] + weights["generator_skip.bias"]
+        assert len(probabilities.argmax(dim=1).unique()) > 1
+        hidden += torch.stack([weights["generator_class.weight"][row.argmax()] for row in probabilities])
+        hidden = torch.where(hidden > 0, hidden, 0.01 * hidden)
+        expected = hidden @ weights["generator_out.weight"].T + weights["generator_out.bias"]
+        torch.testing.assert_close(net.generate(p, z, rows), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("switches", [{"separate": True}, {"pass_prediction": False}], ids=str)
+def test_a_gated_generator_that_may_not_see_p_is_not_told_the_class(switches: dict) -> None:
+    assert make_net(generator_kind="gated", **switches).generator_class is None

@@ -145,22 +145,24 @@ def test_training_learns_to_predict_and_to_flip_the_soft_counterfactual() -> Non
     assert (flipped.argmax(1) != probabilities.argmax(1)).float().mean() > 0.95
 
 
-def test_a_gated_generator_learns_to_flip_with_fewer_changes_than_a_plain_one() -> None:
-    rows = some_rows(512)
-    y = (rows.continuous[:, 0] + (rows.codes[:, 1] == 1) * 0.5 > 0.75).long()
+@pytest.mark.parametrize("seed", range(3))
+def test_a_gated_generator_learns_to_flip_with_fewer_changes_than_a_plain_one(seed: int) -> None:
+    rows = some_rows(512, seed=seed)
+    y = (rows.continuous.sum(dim=1) > 1.0).long()
     changed = {}
     for kind in ("plain", "gated"):
-        net = make_net(generator_kind=kind)
+        torch.manual_seed(100 + seed)
+        net = CounterNet(LAYOUT, 2, [8, 4], [5], [30], dropout=0.0, generator_kind=kind)
         update = make_update(net, learning_rate=0.01, lambda_valid=2.0)
         for _ in range(300):
             update(rows, y)
         probabilities, counterfactual = net.eval()(rows)
         flipped = net.predict(net.encode(counterfactual))[1].argmax(1) != probabilities.argmax(1)
         assert (probabilities.argmax(1) == y).float().mean() > 0.95
-        assert flipped.float().mean() > 0.85, kind
+        assert flipped.float().mean() > 0.95, kind
         differs = [counterfactual.continuous != rows.continuous, counterfactual.codes != rows.codes]
         changed[kind] = torch.cat(differs, dim=1).float().mean().item()
-    assert changed["gated"] < 0.75 * changed["plain"]
+    assert changed["gated"] < 0.85 * changed["plain"]
 
 
 def test_rules_in_the_graph_keep_what_may_not_change() -> None:
