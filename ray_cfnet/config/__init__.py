@@ -89,7 +89,7 @@ class Model(Section):
     block: Literal["linear", "conv"] = Field(default="linear", description="conv: ablation Conv")
     generator_kind: Literal["plain", "gated"] = Field(
         default="plain",
-        description="plain: the paper's g; gated: it sees row and predicted class too, and decides which features change",
+        description="plain: the paper's g; gated: it sees row and class too, and decides which features to change",
     )
 
     @classmethod
