@@ -13,6 +13,9 @@ import torch
 from ray_cfnet.model.net import CounterNet
 from ray_cfnet.model.step import TwoStageUpdate
 
+STATE_FORMAT = 2
+"""Raised when a network of the same settings gets other weights: a run that was stopped before begins anew."""
+
 _TENSORS = "state.safetensors"
 _HISTORY = "history.json"
 _NET = "net/"

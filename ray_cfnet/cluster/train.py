@@ -15,7 +15,7 @@ import ray.train.torch
 
 from ray_cfnet import config
 from ray_cfnet.cluster.board import board
-from ray_cfnet.cluster.checkpoint import load_history, load_weights
+from ray_cfnet.cluster.checkpoint import STATE_FORMAT, load_history, load_weights
 from ray_cfnet.cluster.evaluate import evaluate, reference_rows
 from ray_cfnet.cluster.history import write_history
 from ray_cfnet.cluster.ingest import SPARE_CPU, EncodedTable, fit
@@ -89,7 +89,8 @@ def _trained(source: Source, schema: TableSchema, whole: config.Config, run: Loc
 def _run_name(source: Source, schema: TableSchema, whole: config.Config) -> str:
     """The same table, settings and seed are the same run."""
     files = [(file.found.path, file.found.size, file.found.modified_ns) for file in source.files]
-    identity = json.dumps([str(source.root), files, schema.to_json(), Settings.of(whole).model_dump_json()])
+    settings = Settings.of(whole).model_dump_json()
+    identity = json.dumps([STATE_FORMAT, str(source.root), files, schema.to_json(), settings])
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 

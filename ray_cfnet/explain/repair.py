@@ -109,7 +109,8 @@ class Repairer:
         """(N, count) places of the examples that are nearest to each row, or of all where there are no more."""
         if len(examples) <= count:
             return np.tile(np.arange(len(examples)), (len(rows), 1))
-        return np.argpartition(self._distances(rows, examples), count, axis=1)[:, :count]
+        # Stable: among equals a partition chooses by what the processor offers, and answers must not hang on that.
+        return np.argsort(self._distances(rows, examples), axis=1, kind="stable")[:, :count]
 
     def _distances(self, rows: Encoded, examples: Encoded) -> FloatArray:
         """(N, E) of every row to every example."""

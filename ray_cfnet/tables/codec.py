@@ -41,8 +41,10 @@ class Encoded:
         """Chosen rows: a slice gives a view, everything else a copy that is column-major again."""
         if isinstance(index, slice):
             return Encoded(self.values[index], self.codes[index])
-        places = np.flatnonzero(index) if index.dtype == bool else index
-        return Encoded(self.values.T.take(places, axis=1).T, self.codes.T.take(places, axis=1).T)
+        if index.dtype == bool and len(index) != len(self):
+            raise IndexError(f"a mask of {len(index)} for {len(self)} rows")
+        places = np.flatnonzero(index) if index.dtype == bool else index.astype(np.int64, copy=False)
+        return Encoded(_chosen(self.values, places), _chosen(self.codes, places))
 
     def put(self, places: Mask | CodeArray, others: "Encoded") -> None:
         """Overwrites chosen rows, a column at a time: it is contiguous."""
@@ -54,6 +56,14 @@ class Encoded:
         """A view of one feature: numbers come first, then categories."""
         count = self.values.shape[1]
         return self.values[:, position] if position < count else self.codes[:, position - count]
+
+
+def _chosen(columns: npt.NDArray, places: CodeArray) -> npt.NDArray:
+    """Rows of a matrix, a column at a time: of a view that is not contiguous numpy would copy all of it first."""
+    chosen = np.empty((columns.shape[1], len(places)), dtype=columns.dtype)
+    for column, into in zip(columns.T, chosen, strict=True):
+        into[:] = column.take(places)
+    return chosen.T
 
 
 @dataclass

@@ -314,6 +314,11 @@ def test_chosen_rows_are_those_of_plain_indexing_and_stay_column_major(index) ->
     assert part.values.strides[0] == part.codes.strides[0] == 8
 
 
+def test_a_mask_of_another_length_is_refused() -> None:
+    with pytest.raises(IndexError, match="a mask of 1 for 4 rows"):
+        Encoded(np.zeros((4, 2)), np.zeros((4, 3), dtype=np.int64)).take(np.array([True]))
+
+
 @pytest.mark.parametrize("places", [np.array([3, 0]), np.array([True, False, False, True])], ids=str)
 def test_put_overwrites_the_chosen_rows_alone(places) -> None:
     whole = Encoded(np.zeros((4, 2)), np.zeros((4, 3), dtype=np.int64))
