@@ -146,9 +146,8 @@ class TwoStageUpdate:
             return Losses(len(rows), *losses, time.perf_counter() - started, 0.0)
         prediction = self._stage_1(rows, x, labels)
         between = time.perf_counter()
-        ready, self._waiting = self._waiting, (rows, x, self.pace)
-        if not self.overlaps:
-            ready, self._waiting = self._waiting, None
+        batch = rows, x, self.pace
+        ready, self._waiting = (self._waiting, batch) if self.overlaps else (batch, None)
         validity, proximity = self._stage_2(*ready) if ready else prediction.new_zeros(2).unbind()
         ended = time.perf_counter()
         self.prediction.finish()
