@@ -4,28 +4,58 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ray_cfnet.model.descent import Wait
+from ray_cfnet.cluster.mesh import MOST_BYTES, Mesh
+from ray_cfnet.model.descent import Average, Wait
 
-_GATHERED_NUMBERS = 1_000_000
-"""Of all workers together: up to here everybody gets everything, in one round; a reduction takes several."""
+_MOST_MESHED = 16
+"""Workers; beyond, sending to everybody costs more than the rounds of a reduction."""
 
 
-def average_over_workers(gradient: Tensor, num_rows: int) -> Wait:
+def averaging(device: torch.device, host: str) -> Average:
     """The mean over the rows of all workers, who may bring unequal numbers; in place, when the result is called.
 
-    All workers must call this in the same order.
+    All workers must call it in the same order. `host` is this worker's address for the others. Small gradients in main
+    memory go directly from worker to worker; the others are reduced by torch's backend.
     """
-    num_workers = dist.get_world_size()
-    own = torch.cat([gradient * num_rows, gradient.new_tensor([num_rows])])
-    if num_workers * len(own) > _GATHERED_NUMBERS:
-        everyone, travelling = own.view(1, -1), dist.all_reduce(own, async_op=True)
-    else:
-        everyone = own.new_empty(num_workers, len(own))
-        travelling = dist.all_gather_single(everyone.view(-1), own, async_op=True)
+    if device.type != "cpu" or dist.get_world_size() > _MOST_MESHED:
+        return _reduced
+    mesh = Mesh(host)
+
+    def exchanged(gradient: Tensor, num_rows: int) -> Wait:
+        if (gradient.numel() + 1) * gradient.element_size() > MOST_BYTES:
+            return _reduced(gradient, num_rows)
+        everyone = gradient.new_empty(dist.get_world_size(), gradient.numel() + 1)
+        own = everyone[dist.get_rank()]
+        _weighted(gradient, num_rows, own)
+        places = [memoryview(place) for place in everyone.numpy()]
+        mesh.send(places[dist.get_rank()])
+
+        def arrive() -> None:
+            mesh.receive(places)
+            _mean(everyone.sum(dim=0), gradient)  # the same to the last bit everywhere
+
+        return arrive
+
+    return exchanged
+
+
+def _reduced(gradient: Tensor, num_rows: int) -> Wait:
+    summed = gradient.new_empty(gradient.numel() + 1)
+    _weighted(gradient, num_rows, summed)
+    travelling = dist.all_reduce(summed, async_op=True)
 
     def arrive() -> None:
         travelling.wait()
-        summed = everyone.sum(dim=0)  # the same to the last bit everywhere
-        torch.div(summed[:-1], summed[-1], out=gradient)
+        _mean(summed, gradient)
 
     return arrive
+
+
+def _weighted(gradient: Tensor, num_rows: int, out: Tensor) -> None:
+    """The gradient times the rows it is the mean of, and their number after it."""
+    torch.mul(gradient, num_rows, out=out[:-1])
+    out[-1] = num_rows
+
+
+def _mean(summed: Tensor, out: Tensor) -> None:
+    torch.div(summed[:-1], summed[-1], out=out)

@@ -9,11 +9,12 @@ from typing import Any
 
 import ray.train
 import ray.train.torch
+import ray.util
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ray_cfnet.cluster.averaging import average_over_workers
+from ray_cfnet.cluster.averaging import averaging
 from ray_cfnet.cluster.checkpoint import load_state, save_state
 from ray_cfnet.cluster.ingest import EncodedTable
 from ray_cfnet.cluster.shards import Blocks, Shard, StreamShard, in_memory
@@ -47,7 +48,8 @@ def train_worker(arguments: dict[str, Any]) -> None:
     net = make_net(schema, settings.model).to(device)
     desired = desired_index(settings.desired, schema)
     rules = SoftRules(schema, net.layout).to(device)
-    update = TwoStageUpdate(net, training, rules, desired, average_over_workers if num_workers > 1 else None)
+    average = averaging(device, ray.util.get_node_ip_address()) if num_workers > 1 else None
+    update = TwoStageUpdate(net, training, rules, desired, average)
     history = _resume(update)
     if history and rank == 0:
         arguments["board"].put.remote({"resumed_after": len(history)})

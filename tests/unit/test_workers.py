@@ -12,8 +12,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from ray_cfnet.cluster import averaging
-from ray_cfnet.cluster.averaging import average_over_workers
 from ray_cfnet.cluster.loop import standing, stops_early
+from ray_cfnet.cluster.mesh import MOST_BYTES
 from ray_cfnet.config import Training
 from ray_cfnet.model.descent import Average
 from ray_cfnet.model.net import CounterNet, Rows
@@ -44,35 +44,36 @@ def train(net: CounterNet, settings: dict, mine: slice, average: Average | None 
     return torch.tensor([[one.prediction, one.validity, one.proximity, one.num_rows] for one in told]).sum(dim=0)
 
 
-def work(rank: int, cut: int, gathered: int, settings: dict, directory: str) -> None:
+def work(rank: int, cut: int, most_bytes: int, settings: dict, directory: str) -> None:
     """One of two workers: rows before `cut` of every batch, or the rest."""
-    averaging._GATHERED_NUMBERS = gathered
+    averaging.MOST_BYTES = most_bytes
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=2)
     net = make_net(dropout=0.0).double()
     mine = slice(0, cut) if rank == 0 else slice(cut, None)
-    sums = train(net, settings, mine, average_over_workers)
+    average = averaging.averaging(torch.device("cpu"), "127.0.0.1")
+    sums = train(net, settings, mine, average)
     torch.save({"sums": sums, **net.state_dict()}, f"{directory}/worker-{rank}.pt")
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
-    ("cut", "gathered", "settings"),
+    ("cut", "most_bytes", "settings"),
     [
-        (64, 10**6, {}),
-        (100, 10**6, {"schedule": "constant"}),
-        (0, 10**6, {}),
+        (64, MOST_BYTES, {}),
+        (100, MOST_BYTES, {"schedule": "constant"}),
+        (0, MOST_BYTES, {}),
         (100, 0, {}),
-        (64, 10**6, {"update": "posthoc"}),
-        (64, 10**6, {"update": "single"}),
-        (64, 10**6, {"freeze": False}),
+        (64, MOST_BYTES, {"update": "posthoc"}),
+        (64, MOST_BYTES, {"update": "single"}),
+        (64, MOST_BYTES, {"freeze": False}),
     ],
     ids=str,
 )
 def test_two_workers_give_weights_and_losses_of_one_with_the_whole_batch(
-    cut: int, gathered: int, settings: dict, tmp_path: Path
+    cut: int, most_bytes: int, settings: dict, tmp_path: Path
 ) -> None:
-    mp.spawn(work, args=(cut, gathered, settings, str(tmp_path)), nprocs=2)
+    mp.spawn(work, args=(cut, most_bytes, settings, str(tmp_path)), nprocs=2)
     alone = make_net(dropout=0.0).double()
     start = copy.deepcopy(alone.state_dict())
     expected_sums = train(alone, settings, slice(None))
