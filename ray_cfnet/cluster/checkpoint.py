@@ -10,11 +10,12 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from ray_cfnet.model.descent import Descent
 from ray_cfnet.model.net import CounterNet
 from ray_cfnet.model.step import TwoStageUpdate
 
-STATE_FORMAT = 2
-"""Raised when a network of the same settings gets other weights: a run that was stopped before begins anew."""
+STATE_FORMAT = 3
+"""Raised when a state of the same settings holds other tensors: a run that was stopped before begins anew."""
 
 _TENSORS = "state.safetensors"
 _HISTORY = "history.json"
@@ -23,10 +24,8 @@ _NET = "net/"
 
 def save_state(directory: str, update: TwoStageUpdate, history: list[dict[str, Any]]) -> None:
     tensors = {_NET + name: weight for name, weight in update.net.state_dict().items()}
-    for prefix, optimizer in _optimizers(update).items():
-        (weights,) = optimizer.param_groups[0]["params"]
-        for key, value in optimizer.state[weights].items():
-            tensors[f"{prefix}/{key}"] = value
+    for prefix, descent in _descents(update).items():
+        tensors |= {f"{prefix}/{name}": tensor for name, tensor in descent.state.items()}
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     safetensors.torch.save_file(kept, str(Path(directory) / _TENSORS))
     (Path(directory) / _HISTORY).write_text(json.dumps(history))
@@ -36,12 +35,9 @@ def load_state(directory: str, update: TwoStageUpdate) -> list[dict[str, Any]]:
     """Brings net and optimisers back to a saved state and returns the history of the epochs before."""
     tensors = safetensors.torch.load_file(str(Path(directory) / _TENSORS))
     _load_net(update.net, tensors)
-    for prefix, optimizer in _optimizers(update).items():
-        (weights,) = optimizer.param_groups[0]["params"]
-        start = f"{prefix}/"
-        optimizer.state[weights] = {
-            name[len(start) :]: tensor.to(weights.device) for name, tensor in tensors.items() if name.startswith(start)
-        }
+    for prefix, descent in _descents(update).items():
+        for name, tensor in descent.state.items():
+            tensor.copy_(tensors[f"{prefix}/{name}"])
     return load_history(directory)
 
 
@@ -59,5 +55,5 @@ def _load_net(net: CounterNet, tensors: dict[str, torch.Tensor]) -> None:
     net.load_state_dict({name[len(_NET) :]: tensor for name, tensor in tensors.items() if name.startswith(_NET)})
 
 
-def _optimizers(update: TwoStageUpdate) -> dict[str, torch.optim.Optimizer]:
-    return {"prediction": update.prediction.optimizer, "generator": update.generator.optimizer}
+def _descents(update: TwoStageUpdate) -> dict[str, Descent]:
+    return {"prediction": update.prediction, "generator": update.generator}
