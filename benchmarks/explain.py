@@ -33,7 +33,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from machine import two_over_one
+from machine import gains, two_over_one
 
 from ray_cfnet.cluster.allocation import keep_freed_memory
 from ray_cfnet.cluster.ingest import READ_ROWS
@@ -331,13 +331,11 @@ def job_ratio(work: Path, num_features: int, num_rows: int) -> dict[str, float]:
 
 def actors_ratio(work: Path, num_features: int, num_rows: int) -> dict[str, float]:
     with ray_session():
-        # Turn by turn, so that a busy neighbour slows both alike.
         before = two_over_one()
-        speeds = [run_job(work, num_features, num_rows, actors).rows_per_s for actors in (1, 2, 1, 2, 1)]
+        speeds = [run_job(work, num_features, num_rows, actors).rows_per_s for actors in (1, 2) * 3 + (1,)]
         machine = (before + two_over_one()) / 2
-    one, two = statistics.median(speeds[::2]), statistics.median(speeds[1::2])
-    speeds_of = {"rows_per_s_1": one, "rows_per_s_2": two}
-    return {"features": num_features, **speeds_of, "ratio": two / one, "machine_ratio": machine}
+    speeds_of = {"rows_per_s_1": statistics.median(speeds[::2]), "rows_per_s_2": statistics.median(speeds[1::2])}
+    return {"features": num_features, **speeds_of, "ratio": statistics.median(gains(speeds)), "machine_ratio": machine}
 
 
 def scale_ratio(work: Path, num_features: int, num_rows: int) -> dict[str, float]:

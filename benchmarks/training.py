@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import two_over_one
+from machine import gains, two_over_one
 from torch import nn
 
 from ray_cfnet.cluster.session import ray_session
@@ -141,19 +141,19 @@ def workers_ratio(work: Path, rows: int) -> dict[str, float]:
         return rows_per_s(work, rows, f"cluster.num_workers={workers}", batch_size=batch_size)
 
     before = two_over_one()
-    # Turn by turn, so that a busy neighbour slows both alike.
-    speeds = [speed(workers, workers * 4096) for workers in (1, 2, 1, 2, 1)]
-    one, two = statistics.median(speeds[::2]), statistics.median(speeds[1::2])
+    # In turn: one worker, two with twice the batch, one, two with the same batch, one, ...
+    speeds = [speed(1, 4096)]
+    for batch_size in (8192, 4096) * 3:
+        speeds += [speed(2, batch_size), speed(1, 4096)]
     machine = (before + two_over_one()) / 2
-    two_same_batch = speed(2, 4096)
+    ratios, twos = gains(speeds), speeds[1::2]
     return {
-        "rows_per_s_1": one,
-        "rows_per_s_2": two,
-        "ratio": two / one,
-        "best_ratio": max(speeds[1::2]) / max(speeds[::2]),
+        "rows_per_s_1": statistics.median(speeds[::2]),
+        "rows_per_s_2": statistics.median(twos[::2]),
+        "ratio": statistics.median(ratios[::2]),
         "machine_ratio": machine,
-        "rows_per_s_2_same_batch": two_same_batch,
-        "ratio_same_batch": two_same_batch / one,
+        "rows_per_s_2_same_batch": statistics.median(twos[1::2]),
+        "ratio_same_batch": statistics.median(ratios[1::2]),
     }
 
 
