@@ -138,7 +138,7 @@ def _reports_every(seconds: float) -> Iterator[None]:
     if _REPORT_INTERVAL in os.environ:
         yield
         return
-    os.environ[_REPORT_INTERVAL] = f"{min(max(seconds, 0.1), 2.0):.2f}"
+    os.environ[_REPORT_INTERVAL] = f"{min(max(seconds, 0.05), 2.0):.2f}"
     try:
         yield
     finally:
