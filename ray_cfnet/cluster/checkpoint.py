@@ -15,7 +15,8 @@ from ray_cfnet.model.net import CounterNet
 from ray_cfnet.model.step import TwoStageUpdate
 
 STATE_FORMAT = 3
-"""Raised when a state of the same settings holds other tensors: a run that was stopped before begins anew."""
+"""Raised when a state of the same settings holds other tensors, or means another network: a run that was stopped before
+begins anew."""
 
 _TENSORS = "state.safetensors"
 _HISTORY = "history.json"

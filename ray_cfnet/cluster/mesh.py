@@ -3,14 +3,15 @@
 import hmac
 import secrets
 import socket
-from contextlib import suppress
 
 import torch.distributed as dist
 
-MOST_BYTES = 64 * 1024
-"""Of a message: two of them fit into the kernel's buffers, so that sending never waits for the other's reading."""
+MOST_BYTES = 128 * 1024
+"""Of a message: two fit into the kernel's buffers. So a worker waits only for others that are behind it in the common
+order of sending and receiving, never in a circle."""
 
 _BUFFER_BYTES = 4 * MOST_BYTES
+"""Linux gives 416 KiB of it by default, which it also keeps its own books in."""
 _SECRET_BYTES, _RANK_BYTES = 16, 4
 _TIMEOUT_S = 1800.0
 """As torch's own collectives: Ray ends a group one of whose workers is gone long before."""
@@ -42,34 +43,45 @@ class Mesh:
         for one in self._sockets.values():
             one.settimeout(_TIMEOUT_S)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                one.setsockopt(socket.SOL_SOCKET, buffer, _BUFFER_BYTES)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
 
     def send(self, message: memoryview) -> None:
-        """To everybody else; at most MOST_BYTES, and no third one before the first was received."""
-        for one in self._sockets.values():
-            one.sendall(message)
+        """To everybody else; at most MOST_BYTES. Between two receipts no more than two may be sent."""
+        for rank, one in self._sockets.items():
+            try:
+                one.sendall(message)
+            except OSError as error:
+                raise _gone(rank) from error
 
     def receive(self, places: list[memoryview]) -> None:
         """Everybody else's next message into the place of its rank."""
         for rank, one in self._sockets.items():
             place = places[rank].cast("B")
             while len(place):
-                received = one.recv_into(place)
+                try:
+                    received = one.recv_into(place)
+                except OSError as error:
+                    raise _gone(rank) from error
                 if not received:
-                    raise ConnectionError(f"training worker {rank} is gone")
+                    raise _gone(rank)
                 place = place[received:]
+
+
+def _gone(rank: int) -> ConnectionError:
+    return ConnectionError(f"training worker {rank} is gone")
 
 
 def _guest(visitor: socket.socket, secret: bytes) -> int | None:
     """The rank of a worker that knows our secret."""
     visitor.settimeout(_GREETING_TIMEOUT_S)
     greeting = b""
-    with suppress(OSError):
-        while len(greeting) < _SECRET_BYTES + _RANK_BYTES:
+    while len(greeting) < _SECRET_BYTES + _RANK_BYTES:
+        try:
             part = visitor.recv(_SECRET_BYTES + _RANK_BYTES - len(greeting))
-            if not part:
-                return None
-            greeting += part
+        except OSError:
+            return None
+        if not part:
+            return None
+        greeting += part
     known = hmac.compare_digest(greeting[:_SECRET_BYTES], secret)
     return int.from_bytes(greeting[_SECRET_BYTES:]) if known else None

@@ -43,7 +43,7 @@ class Descent:
         self.state = {
             "exp_avg": torch.zeros_like(vector),
             "exp_avg_sq": torch.zeros_like(vector),
-            "step": torch.zeros((), device=vector.device),
+            "step": torch.zeros((), dtype=torch.float32, device=vector.device),
         }
         """Of Adam, by torch's names."""
         self._begun: tuple[Tensor, Wait | None, float] | None = None

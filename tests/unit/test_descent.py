@@ -8,6 +8,23 @@ from torch import nn
 from ray_cfnet.model.descent import Descent, as_one_vector
 
 
+def test_a_step_is_that_of_torchs_fused_adam_to_the_last_bit() -> None:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(300))
+    theirs = nn.Parameter(weight.detach().clone())
+    descent = Descent(as_one_vector([weight]), [weight], clip=1e9)
+    adam = torch.optim.Adam([theirs], fused=True)
+    for step in range(5):
+        x, rate = torch.randn(300), 0.01 / (step + 1)
+        descent.begin([(weight * x).square().sum()], [1.0], 1, rate)
+        descent.finish()
+        adam.zero_grad()
+        (theirs * x).square().sum().backward()
+        adam.param_groups[0]["lr"] = rate
+        adam.step()
+        assert torch.equal(weight, theirs)
+
+
 def test_clipped_steps_are_those_of_torch_on_separate_weights() -> None:
     """Adam forgets the size of a single gradient: only gradients of very different sizes show that they are clipped."""
     torch.manual_seed(0)

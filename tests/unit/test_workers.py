@@ -1,4 +1,4 @@
-"""Two workers against one: real processes, real gloo, no Ray.
+"""Two workers against one: real processes, their own connections or real gloo, no Ray.
 
 In doubles: Adam divides by the gradient's own size, which blows float32 rounding of near-zero gradients up.
 """
@@ -64,6 +64,7 @@ def work(rank: int, cut: int, most_bytes: int, settings: dict, directory: str) -
         (100, MOST_BYTES, {"schedule": "constant"}),
         (0, MOST_BYTES, {}),
         (100, 0, {}),
+        (100, 1000, {}),
         (64, MOST_BYTES, {"update": "posthoc"}),
         (64, MOST_BYTES, {"update": "single"}),
         (64, MOST_BYTES, {"freeze": False}),
