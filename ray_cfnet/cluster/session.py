@@ -4,7 +4,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 
 import ray
 
@@ -26,7 +26,7 @@ def ray_session(min_cpus: int = 2) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray 2.60 warns about a change of GPU variables that does not concern CPU actors.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    with told_on_sigterm(), _waiting_their_turn() if is_alone() else nullcontext():
+    with told_on_sigterm():
         with told_on_sigterm():  # Ray puts a handler of its own in its place; leaving this block brings ours back
             _start(min_cpus)
         try:
@@ -59,25 +59,6 @@ def _start(min_cpus: int) -> None:
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
-
-
-@contextmanager
-def _waiting_their_turn() -> Iterator[None]:
-    """Processes and threads that start here do not push others off a core when they wake (SCHED_BATCH).
-
-    Ray's own wake all the time for very little, and each time a worker or an actor lost its core and its cache.
-    """
-    usual = getattr(os, "SCHED_OTHER", None)  # Linux has both policies
-    if usual is None or os.sched_getscheduler(0) != usual:
-        yield
-        return
-    with suppress(PermissionError):  # a strict sandbox: slower, that is all
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    try:
-        yield
-    finally:
-        with suppress(PermissionError):
-            os.sched_setscheduler(0, usual, os.sched_param(0))
 
 
 @contextmanager
