@@ -45,11 +45,7 @@ def _start(min_cpus: int) -> None:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
     else:
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its notices would stand among our lines
-        # Every process of Ray wakes a hundred times a second, workless ones too: nearly a hundredth of a core each.
-        # So none are kept for later, but those between two units of a stream.
-        os.environ.setdefault("RAY_num_workers_soft_limit", "0")
-        os.environ.setdefault("RAY_idle_worker_killing_time_threshold_ms", "10000")
-        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody takes this machine away
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # a process less: nobody takes this machine away
         cpus = max(os.cpu_count() or 1, min_cpus)
         with _hushed_stderr():
             ray.init(
