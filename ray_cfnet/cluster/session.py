@@ -45,7 +45,8 @@ def _start(min_cpus: int) -> None:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
     else:
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its notices would stand among our lines
-        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # a process less: nobody takes this machine away
+        # A process less: nobody takes this machine away.
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
         cpus = max(os.cpu_count() or 1, min_cpus)
         with _hushed_stderr():
             ray.init(
