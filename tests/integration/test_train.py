@@ -1,5 +1,6 @@
 """Training through Ray Train."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from mlflow import MlflowClient
 
+from ray_cfnet.cluster import ingest, shards
 from ray_cfnet.cluster.ingest import LEAST_AHEAD, EncodedTable, fit
 from ray_cfnet.cluster.train import RUNS, _run_name
 from ray_cfnet.commands import run_evaluate, run_train
@@ -213,6 +216,25 @@ def test_a_streaming_worker_bounds_what_is_encoded_ahead(trained: Trained) -> No
     for dataset in shares:
         assert dataset.context.execution_options.resource_limits.object_store_memory == LEAST_AHEAD
     assert sum(dataset.count() for dataset in shares) == 2800
+
+
+def test_a_stream_that_has_to_wait_leaves_the_interpreter_to_the_training(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray Data's loop is a thread of the worker: while nothing can be encoded ahead it must not spin."""
+    monkeypatch.setattr(ingest, "LEAST_AHEAD", 1)
+    monkeypatch.setattr(ingest, "UNITS_PER_WORKER", 14)
+    monkeypatch.setattr(shards, "CHUNK_ROWS", 100)
+    source = open_source(trained.config.table.path)
+    schema = Bundle.load(Location.of(trained.bundle)).schema
+    dataset = EncodedTable(source, trained.config, schema).streamed("train", 0, 1)
+    chunks = shards.StreamShard(dataset, schema, torch.device("cpu")).chunks()
+    num_rows = len(next(chunks))
+    time.sleep(1)  # what may be encoded ahead is
+    before = time.process_time()
+    time.sleep(1)
+    assert time.process_time() - before < 0.4
+    assert num_rows + sum(len(chunk) for chunk in chunks) == 2800
 
 
 def test_a_streamed_run_with_two_workers_can_be_repeated(tmp_path: Path) -> None:
