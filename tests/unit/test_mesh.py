@@ -1,6 +1,8 @@
 """Workers' connections to each other: real processes, real sockets, no Ray."""
 
 import socket
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,12 +13,13 @@ import torch.multiprocessing as mp
 from ray_cfnet.cluster import mesh as mesh_module
 from ray_cfnet.cluster.mesh import MOST_BYTES, Mesh
 
-HOST = "127.0.0.1"
+ONE_HOST = ("127.0.0.1", "127.0.0.1", "127.0.0.1")
+TWO_HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.1")
 
 
-def joined(rank: int, num_workers: int, directory: str, work: Callable[[int, Mesh], None]) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{directory}/meeting", rank=rank, world_size=num_workers)
-    work(rank, Mesh(HOST))
+def joined(rank: int, hosts: tuple[str, ...], directory: str, work: Callable[[int, Mesh], None]) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{directory}/meeting", rank=rank, world_size=len(hosts))
+    work(rank, Mesh(hosts[rank]))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -39,9 +42,21 @@ def exchange(rank: int, mesh: Mesh) -> None:
         assert told == [bytes(MOST_BYTES) if other == rank else message(other, number) for other in range(3)]
 
 
+def exchange_within_and_between_hosts(rank: int, mesh: Mesh) -> None:
+    families = {other: one.family for other, one in mesh._sockets.items()}
+    near, far = socket.AF_UNIX, socket.AF_INET
+    assert families == [{1: far, 2: near}, {0: far, 2: far}, {0: near, 1: far}][rank]
+    exchange(rank, mesh)
+
+
 @pytest.mark.timeout(60)
-def test_everybody_gets_everybodys_messages_in_their_order(tmp_path: Path) -> None:
-    mp.spawn(joined, args=(3, str(tmp_path), exchange), nprocs=3)
+@pytest.mark.parametrize(
+    ("hosts", "work"), [(ONE_HOST, exchange), (TWO_HOSTS, exchange_within_and_between_hosts)], ids=["one", "two"]
+)
+def test_everybody_gets_everybodys_messages_in_their_order(
+    hosts: tuple[str, ...], work: Callable[[int, Mesh], None], tmp_path: Path
+) -> None:
+    mp.spawn(joined, args=(hosts, str(tmp_path), work), nprocs=3)
 
 
 def leave(rank: int, mesh: Mesh) -> None:
@@ -71,38 +86,65 @@ def leave_unread(rank: int, mesh: Mesh) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("way", [leave, leave_unread])
-def test_a_worker_that_is_gone_is_named(way: Callable[[int, Mesh], None], tmp_path: Path) -> None:
-    mp.spawn(joined, args=(2, str(tmp_path), way), nprocs=2)
+@pytest.mark.parametrize("hosts", [ONE_HOST[:2], TWO_HOSTS[:2]], ids=["one", "two"])
+def test_a_worker_that_is_gone_is_named(
+    way: Callable[[int, Mesh], None], hosts: tuple[str, ...], tmp_path: Path
+) -> None:
+    mp.spawn(joined, args=(hosts, str(tmp_path), way), nprocs=2)
 
 
-def visited(rank: int, num_workers: int, directory: str) -> None:
-    """While rank 0 waits for rank 1, others knock first: one who goes, one with a wrong word, one who stays silent."""
-    dist.init_process_group("gloo", init_method=f"file://{directory}/meeting", rank=rank, world_size=num_workers)
-    create_server = socket.create_server
+def knock(door: socket.socket) -> None:
+    """One who goes, one with a wrong word, one who stays silent, one who never comes to an end."""
 
-    def with_strangers(*arguments: object, **options: object) -> socket.socket:
-        door = create_server(*arguments, **options)  # type: ignore[arg-type]
-        for greeting in (b"", b"x" * 20, None):
-            stranger = socket.create_connection(door.getsockname())
-            strangers.append(stranger)
-            if greeting is not None:
-                stranger.sendall(greeting)
-                stranger.close()
+    def stranger() -> socket.socket:
+        visitor = socket.socket(door.family)
+        visitor.connect(door.getsockname())
+        return visitor
+
+    def trickle(visitor: socket.socket) -> None:
+        try:
+            while True:
+                visitor.sendall(b"x")
+                time.sleep(0.1)
+        except OSError:
+            turned_away.set()
+
+    stranger().close()
+    liar = stranger()
+    liar.sendall(b"x" * 20)
+    silent.append(stranger())
+    threading.Thread(target=trickle, args=(stranger(),), daemon=True).start()
+
+
+silent: list[socket.socket] = []
+turned_away = threading.Event()
+
+
+def visited(rank: int, hosts: tuple[str, ...], directory: str) -> None:
+    """While rank 0 waits for rank 1, others knock first."""
+    dist.init_process_group("gloo", init_method=f"file://{directory}/meeting", rank=rank, world_size=2)
+    name = "_near_door" if hosts[0] == hosts[1] else "_far_door"
+    open_door = getattr(mesh_module, name)
+
+    def with_strangers(*arguments: object) -> socket.socket:
+        door: socket.socket = open_door(*arguments)
+        knock(door)
         return door
 
-    strangers: list[socket.socket] = []
     if rank == 0:
-        socket.create_server = with_strangers
-        mesh_module._GREETING_TIMEOUT_S = 0.2
-    mesh = Mesh(HOST)
+        setattr(mesh_module, name, with_strangers)
+        mesh_module._GREETING_TIMEOUT_S = 0.5
+    mesh = Mesh(hosts[rank])
     mesh.send(memoryview(bytes([rank])))
     places = [bytearray(1), bytearray(1)]
     mesh.receive([memoryview(place) for place in places])
     assert places[1 - rank] == bytes([1 - rank])
+    assert rank == 1 or turned_away.wait(10)
     dist.barrier()
     dist.destroy_process_group()
 
 
 @pytest.mark.timeout(60)
-def test_strangers_are_turned_away(tmp_path: Path) -> None:
-    mp.spawn(visited, args=(2, str(tmp_path)), nprocs=2)
+@pytest.mark.parametrize("hosts", [ONE_HOST[:2], TWO_HOSTS[:2]], ids=["one", "two"])
+def test_strangers_are_turned_away(hosts: tuple[str, ...], tmp_path: Path) -> None:
+    mp.spawn(visited, args=(hosts, str(tmp_path)), nprocs=2)
