@@ -129,7 +129,7 @@ def loop_ratio(work: Path) -> dict[str, float]:
 
 
 def rows_per_s(work: Path, rows: int, *overrides: str, batch_size: int = 4096) -> float:
-    sizes = [f"table.sample.rows={rows}", f"training.batch_size={batch_size}", "training.epochs=4"]
+    sizes = [f"table.sample.rows={rows}", f"training.batch_size={batch_size}", "training.epochs=6"]
     speeds: list[float] = []
     shutil.rmtree(work / "out", ignore_errors=True)  # a run that was stopped would go on, and tell other epochs
     run_train(config_of(work, *sizes, *overrides), lambda metrics: speeds.append(metrics["rows_per_s"]))

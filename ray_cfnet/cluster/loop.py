@@ -1,5 +1,6 @@
 """What each Ray Train worker does: its shard, the epochs, validation over all workers, a checkpoint each."""
 
+import gc
 import itertools
 import math
 import tempfile
@@ -56,6 +57,9 @@ def train_worker(arguments: dict[str, Any]) -> None:
 
     shards = {name: _shard(arguments["rows"], name, rank, num_workers, schema, device) for name in SHARDS}
     explainer = Explainer(Bundle(net, schema, settings, {}), desired)
+    # What is there now stays. Looking through it for garbage would stop this worker for a fifth of a second every now
+    # and then, and the others, who wait for it, at other times.
+    gc.freeze()
 
     while len(history) < training.epochs and not (stops_early(history, training.patience) or diverged(history)):
         epoch = len(history) + 1

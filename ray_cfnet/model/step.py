@@ -105,13 +105,14 @@ class TwoStageUpdate:
         self.desired = desired
         self.class_loss = cross_entropy if settings.loss == "bce" else class_distance
         self.proximity_loss = F.l1_loss if settings.proximity_loss == "l1" else F.mse_loss
-        self.hard_targets = torch.eye(net.num_classes)  # a row a class
+        one_hot = torch.eye(net.num_classes)  # a row a class
+        hard_targets = one_hot
         if settings.label_smoothing:
-            self.hard_targets = self.hard_targets * (1 - 2 * SMOOTHING) + 2 * SMOOTHING / net.num_classes
+            hard_targets = one_hot * (1 - 2 * SMOOTHING) + 2 * SMOOTHING / net.num_classes
         stage_1, stage_2 = net.prediction_parameters(), net.generator_parameters()
         everything = as_one_vector([*stage_1, *stage_2])
         cut = sum(weight.numel() for weight in stage_1)
-        self.hard_targets = self.hard_targets.to(everything)
+        self.one_hot, self.hard_targets = one_hot.to(everything), hard_targets.to(everything)
         self.prediction = Descent(everything[:cut], stage_1, settings.grad_clip, average)
         separate = settings.update != "single" and settings.freeze
         if not separate:
@@ -205,7 +206,7 @@ class TwoStageUpdate:
         if labels.is_floating_point():
             target = torch.stack([1 - labels, labels], dim=1).to(probabilities.dtype)
         else:
-            target = F.one_hot(labels, self.net.num_classes).to(probabilities.dtype)
+            target = self.one_hot.index_select(0, labels)
         return self.class_loss(target, probabilities)
 
     def _encode(self, rows: Rows, x: Tensor) -> Tensor:
@@ -228,4 +229,4 @@ class TwoStageUpdate:
     def _validity_target(self, probabilities: Tensor) -> Tensor:
         if self.settings.validity_target == "soft" and self.desired is None:
             return 1 - probabilities
-        return self.hard_targets[desired_classes(probabilities, self.desired)]
+        return self.hard_targets.index_select(0, desired_classes(probabilities, self.desired))
