@@ -43,7 +43,7 @@ class Pausing(ExecutionCallback):
     of a training step has to win the interpreter back from that thread: large streams ran at a quarter of their speed.
     """
 
-    SECONDS = 0.05
+    SECONDS = 0.02
 
     def on_execution_step(self, executor: object) -> None:  # noqa: ARG002
         time.sleep(self.SECONDS)

@@ -59,6 +59,7 @@ def train_worker(arguments: dict[str, Any]) -> None:
     explainer = Explainer(Bundle(net, schema, settings, {}), desired)
     # What is there now stays. Looking through it for garbage would stop this worker for a fifth of a second every now
     # and then, and the others, who wait for it, at other times.
+    gc.collect()
     gc.freeze()
 
     while len(history) < training.epochs and not (stops_early(history, training.patience) or diverged(history)):

@@ -1,5 +1,6 @@
 """A connection from every worker to every other one, over which small messages travel without a thread of their own."""
 
+import contextlib
 import hmac
 import secrets
 import socket
@@ -52,9 +53,7 @@ class Mesh:
             for door, num_guests in ((near, num_near), (far, len(guests) - num_near)):
                 self._welcome(door, num_guests, own.secret)
         for one in self._sockets.values():
-            one.settimeout(None)  # Python's timeouts are a second call to the kernel each time; its own cost nothing
-            for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                one.setsockopt(socket.SOL_SOCKET, direction, struct.pack("ll", _TIMEOUT_S, 0))
+            _limit_waiting(one)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
             if one.family != socket.AF_UNIX:
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -92,6 +91,13 @@ class Mesh:
                 place = place[received:]
 
 
+def _limit_waiting(one: socket.socket) -> None:
+    """By the kernel's own time limits, which cost nothing; Python's are a second call to the kernel each time."""
+    one.settimeout(None)
+    for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        one.setsockopt(socket.SOL_SOCKET, direction, struct.pack("ll", _TIMEOUT_S, 0))
+
+
 def _gone(rank: int) -> ConnectionError:
     return ConnectionError(f"training worker {rank} is gone")
 
@@ -104,13 +110,18 @@ def _far_door(host: str) -> socket.socket:
 def _near_door() -> socket.socket:
     """A name of the kernel's choice that is in no file system: known wherever the host's address is this machine.
 
-    Linux alone has such names; elsewhere nobody will come through this door.
+    Not every system has such names, or buffers for them: then nobody comes through this door.
     """
-    door = socket.socket(socket.AF_UNIX if sys.platform == "linux" else socket.AF_INET)
-    if door.family == socket.AF_UNIX:
-        door.bind("")
-        door.listen(_BACKLOG)
-    return door
+    if sys.platform == "linux":
+        door = socket.socket(socket.AF_UNIX)
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        if door.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) >= 3 * MOST_BYTES:  # only the sender's counts here
+            with contextlib.suppress(OSError):
+                door.bind("")
+                door.listen(_BACKLOG)
+                return door
+        door.close()
+    return socket.socket()
 
 
 def _is_near(own: _Address, other: _Address) -> bool:
@@ -121,7 +132,7 @@ def _connection(own: _Address, other: _Address) -> socket.socket:
     if not _is_near(own, other):
         return socket.create_connection((other.host, other.port), timeout=_TIMEOUT_S)
     connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(_TIMEOUT_S)
+    _limit_waiting(connection)  # with a time limit of Python's it would not wait in a queue at the door
     connection.connect(other.name)
     return connection
 

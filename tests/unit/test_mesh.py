@@ -1,10 +1,13 @@
 """Workers' connections to each other: real processes, real sockets, no Ray."""
 
+import contextlib
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -12,6 +15,8 @@ import torch.multiprocessing as mp
 
 from ray_cfnet.cluster import mesh as mesh_module
 from ray_cfnet.cluster.mesh import MOST_BYTES, Mesh
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a second loopback address and nameless sockets")
 
 ONE_HOST = ("127.0.0.1", "127.0.0.1", "127.0.0.1")
 TWO_HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.1")
@@ -93,31 +98,17 @@ def test_a_worker_that_is_gone_is_named(
     mp.spawn(joined, args=(hosts, str(tmp_path), way), nprocs=2)
 
 
-def knock(door: socket.socket) -> None:
-    """One who goes, one with a wrong word, one who stays silent, one who never comes to an end."""
-
-    def stranger() -> socket.socket:
-        visitor = socket.socket(door.family)
-        visitor.connect(door.getsockname())
-        return visitor
-
-    def trickle(visitor: socket.socket) -> None:
-        try:
-            while True:
-                visitor.sendall(b"x")
-                time.sleep(0.1)
-        except OSError:
-            turned_away.set()
-
-    stranger().close()
-    liar = stranger()
-    liar.sendall(b"x" * 20)
-    silent.append(stranger())
-    threading.Thread(target=trickle, args=(stranger(),), daemon=True).start()
-
-
-silent: list[socket.socket] = []
-turned_away = threading.Event()
+def knock(door: socket.socket) -> list[socket.socket]:
+    """One who goes, one with a wrong word, one who stays silent."""
+    strangers = []
+    for greeting in (b"", b"x" * 20, None):
+        stranger = socket.socket(door.family)
+        stranger.connect(door.getsockname())
+        strangers.append(stranger)
+        if greeting is not None:
+            stranger.sendall(greeting)
+            stranger.close()
+    return strangers
 
 
 def visited(rank: int, hosts: tuple[str, ...], directory: str) -> None:
@@ -128,18 +119,18 @@ def visited(rank: int, hosts: tuple[str, ...], directory: str) -> None:
 
     def with_strangers(*arguments: object) -> socket.socket:
         door: socket.socket = open_door(*arguments)
-        knock(door)
+        strangers.extend(knock(door))
         return door
 
+    strangers: list[socket.socket] = []
     if rank == 0:
         setattr(mesh_module, name, with_strangers)
-        mesh_module._GREETING_TIMEOUT_S = 0.5
+        mesh_module._GREETING_TIMEOUT_S = 0.2
     mesh = Mesh(hosts[rank])
     mesh.send(memoryview(bytes([rank])))
     places = [bytearray(1), bytearray(1)]
     mesh.receive([memoryview(place) for place in places])
     assert places[1 - rank] == bytes([1 - rank])
-    assert rank == 1 or turned_away.wait(10)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -148,3 +139,40 @@ def visited(rank: int, hosts: tuple[str, ...], directory: str) -> None:
 @pytest.mark.parametrize("hosts", [ONE_HOST[:2], TWO_HOSTS[:2]], ids=["one", "two"])
 def test_strangers_are_turned_away(hosts: tuple[str, ...], tmp_path: Path) -> None:
     mp.spawn(visited, args=(hosts, str(tmp_path)), nprocs=2)
+
+
+def test_who_never_comes_to_an_end_is_turned_away_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh_module, "_GREETING_TIMEOUT_S", 0.5)
+    visitor, ours = socket.socketpair()
+    sent = 0
+
+    def trickle() -> None:
+        nonlocal sent
+        with contextlib.suppress(OSError):
+            while sent < 20:
+                visitor.sendall(b"x")
+                sent += 1
+                time.sleep(0.2)
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    assert mesh_module._guest(ours, b"x" * 16) is None
+    assert sent < 20
+    ours.close()
+    thread.join()
+
+
+@pytest.mark.timeout(60)
+def test_where_the_kernel_gives_no_names_workers_of_one_host_meet_too(tmp_path: Path) -> None:
+    mp.spawn(nameless, args=(str(tmp_path),), nprocs=2)
+
+
+def nameless(rank: int, directory: str) -> None:
+    """Rank 0's kernel has none, rank 1's has."""
+    if rank == 0:
+        mesh_module.sys = SimpleNamespace(platform="another")  # type: ignore[assignment]
+    joined(rank, ONE_HOST[:2], directory, met_over_tcp)
+
+
+def met_over_tcp(rank: int, mesh: Mesh) -> None:
+    assert mesh._sockets[1 - rank].family == socket.AF_INET
