@@ -213,6 +213,10 @@ class EncodedTable:
         dataset.context.custom_execution_callback_classes = [Pausing]
         return dataset
 
+    def has_usable_row(self, name: SplitName) -> bool:
+        """Looks unit by unit: a stream that is left early ends its tasks with a signal, which Ray tells as an error."""
+        return any(self._encoded(name, [unit], 1).count() for unit in self.share(name, 0, 1))
+
     @property
     def _row_bytes(self) -> int:
         """Of an encoded row in Ray's object store."""

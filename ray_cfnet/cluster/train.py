@@ -112,7 +112,7 @@ def _rows(table: EncodedTable) -> EncodedTable | dict[SplitName, Blocks]:
     Raises InputError for a split whose rows are all rejects or without a known class: no epoch could be judged.
     """
     if _streams(table.source, table.schema, table.whole):
-        if not table.streamed("validation", 0, 1).take(1):
+        if not table.has_usable_row("validation"):
             raise _no_usable_row(table, "validation")
         return table
     blocks: dict[SplitName, Blocks] = {}
