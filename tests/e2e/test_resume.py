@@ -19,7 +19,7 @@ EPOCHS = 12
 def start(directory: Path, *overrides: str) -> subprocess.Popen[str]:
     settings = [
         f"table.path={directory}/loans",
-        "table.sample.rows=8000",
+        "table.sample.rows=40000",  # epochs of half a second: slow enough to be stopped on the way
         "cluster.num_actors=1",
         f"training.epochs={EPOCHS}",
         *overrides,
@@ -48,7 +48,7 @@ def finished(process: subprocess.Popen[str]) -> dict[str, Any]:
     return {**json.loads(out), "stderr": err}
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit, "waited too long"
@@ -106,7 +106,8 @@ def test_a_driver_that_signals_end_resumes_and_ends_with_the_same_model(
     for number in (signal.SIGTERM, signal.SIGKILL):
         seen = set(checkpoints(tmp_path))
         process = start(tmp_path)
-        wait_for(lambda seen=seen: len(set(checkpoints(tmp_path)) - seen) >= 2)
+        wait_for(lambda seen=seen, process=process: set(checkpoints(tmp_path)) - seen or process.poll() is not None)
+        assert process.poll() is None, "it ended before it could be stopped"
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
         if number == signal.SIGTERM:
