@@ -51,8 +51,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
 @contextmanager
 def training(directory: Path, *overrides: str) -> Iterator[subprocess.Popen[str]]:
-    # Blocks of more than 100 kB: smaller ones Ray keeps with the driver, and no node could lose them.
-    run = start(directory, "table.sample.rows=20000", "training.batch_size=200", *overrides)
+    # Epochs of half a second: a worker notices the loss of its node only after a while. Blocks of more than 100 kB:
+    # smaller ones Ray keeps with the driver, and no node could lose them.
+    run = start(directory, "table.sample.rows=80000", "training.batch_size=200", *overrides)
     try:
         yield run
     finally:
