@@ -25,7 +25,7 @@ def averaging(device: torch.device, host: str) -> Average:
     def exchanged(gradient: Tensor, num_rows: int) -> Wait:
         if (gradient.numel() + 1) * gradient.element_size() > MOST_BYTES:
             return _reduced(gradient, num_rows)
-        # In numpy, whose operations on so few numbers cost half of torch's.
+        # In numpy, whose operations on so few numbers cost a third of torch's.
         mean = gradient.numpy()
         everyone = np.empty((num_workers, len(mean) + 1), mean.dtype)
         np.multiply(mean, num_rows, out=everyone[rank, :-1])

@@ -30,7 +30,7 @@ class _Address(NamedTuple):
     host: str
     port: int
     name: bytes
-    """Of the door for workers of the same host: a Unix socket, at half the cost of TCP. Empty where there is none."""
+    """Of the door for workers of the same host: a Unix socket, cheaper than TCP. Empty where there is none."""
     secret: bytes
 
 
