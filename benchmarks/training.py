@@ -114,13 +114,14 @@ def loop_ratio(work: Path) -> dict[str, float]:
     def plain_epoch() -> float:
         started = time.perf_counter()
         for picked in torch.randperm(28_000).split(128):
-            update(rows.take(picked), labels[picked])
+            update(rows.take(picked), labels.index_select(0, picked))
         evaluated(explainer, encoded.take(slice(28_000, None)), labels[28_000:].numpy())
         return time.perf_counter() - started
 
     alone = [plain_epoch() for _ in range(12)]
     ended: list[float] = []
-    run_train(config, lambda _: ended.append(time.perf_counter()))
+    with ray_session(min_cpus=3):
+        run_train(config, lambda _: ended.append(time.perf_counter()))
     alone += [plain_epoch() for _ in range(12)]
     # Means: epochs are heard of a few times a second, which rounds single ones.
     with_ray = (ended[-1] - ended[0]) / (len(ended) - 1)
@@ -132,7 +133,8 @@ def rows_per_s(work: Path, rows: int, *overrides: str, batch_size: int = 4096) -
     sizes = [f"table.sample.rows={rows}", f"training.batch_size={batch_size}", "training.epochs=6"]
     speeds: list[float] = []
     shutil.rmtree(work / "out", ignore_errors=True)  # a run that was stopped would go on, and tell other epochs
-    run_train(config_of(work, *sizes, *overrides), lambda metrics: speeds.append(metrics["rows_per_s"]))
+    with ray_session(min_cpus=3):  # each training has a Ray of its own, as with `ray-cfnet train`
+        run_train(config_of(work, *sizes, *overrides), lambda metrics: speeds.append(metrics["rows_per_s"]))
     return statistics.median(speeds[1:])
 
 
@@ -211,29 +213,24 @@ def memory_ratio(work: Path, rows: int) -> dict[str, float]:
     return {**result, **ratios}
 
 
-NAMES = ("step", "loop", "workers", "ingest", "memory")
+MEASURED: dict[str, Callable[[Path, int], dict[str, float]]] = {
+    "step": lambda work, _: step_ratio(work),
+    "loop": lambda work, _: loop_ratio(work),
+    "workers": workers_ratio,
+    "ingest": ingest_ratio,
+    "memory": memory_ratio,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", nargs="+", choices=["all", *NAMES], metavar="|".join(NAMES))
+    parser.add_argument("which", nargs="+", choices=["all", *MEASURED], metavar="|".join(MEASURED))
     parser.add_argument("--rows", type=int, default=2_000_000, help="for workers, ingest and memory")
     parser.add_argument("--work", type=Path, default=Path("out/benchmarks"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    for name in NAMES if arguments.which == ["all"] else arguments.which:
-        if name == "step":
-            result = step_ratio(arguments.work)
-        else:
-            with ray_session(min_cpus=3):
-                if name == "loop":
-                    result = loop_ratio(arguments.work)
-                elif name == "workers":
-                    result = workers_ratio(arguments.work, arguments.rows)
-                elif name == "memory":
-                    result = memory_ratio(arguments.work, arguments.rows)
-                else:
-                    result = ingest_ratio(arguments.work, arguments.rows)
+    for name in MEASURED if arguments.which == ["all"] else arguments.which:
+        result = MEASURED[name](arguments.work, arguments.rows)
         print(json.dumps({"benchmark": name, **{key: round(value, 4) for key, value in result.items()}}), flush=True)
 
 

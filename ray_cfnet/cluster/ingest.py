@@ -105,7 +105,7 @@ def fit(source: Source, whole: config.Config) -> TableSchema:
             )
     stats = TableStats()
     reader = SplitReader.of(source, table, whole.split, "train")
-    for part in map_units(source.units(whole.explain.unit_rows), FitUnit(reader), whole.cluster):
+    for part in map_units(source.units(whole.explain.unit_rows), FitUnit(reader), whole.cluster, in_tasks=True):
         stats.merge(part)
     schema = fit_schema(table, source.schema, stats, whole.training.max_reject_fraction)
     # Names that explain could not write must not cost a training run.

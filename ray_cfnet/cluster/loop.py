@@ -53,7 +53,7 @@ def train_worker(arguments: dict[str, Any]) -> None:
     update = TwoStageUpdate(net, training, rules, desired, average)
     history = _resume(update)
     if history and rank == 0:
-        arguments["board"].put.remote({"resumed_after": len(history)})
+        arguments["board"].put({"resumed_after": len(history)})
 
     shards = {name: _shard(arguments["rows"], name, rank, num_workers, schema, device) for name in SHARDS}
     explainer = Explainer(Bundle(net, schema, settings, {}), desired)
@@ -86,7 +86,7 @@ def train_worker(arguments: dict[str, Any]) -> None:
         history.append(metrics)
         metrics["standing"] = standing(history, training)
         if rank == 0:
-            arguments["board"].put.remote(metrics)
+            arguments["board"].put(metrics)
         _report(metrics, update, history, rank)
 
 

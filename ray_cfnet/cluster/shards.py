@@ -80,7 +80,7 @@ class MemoryShard:
     def batches(self, batch_rows: int, generator: torch.Generator) -> Iterator[Batch]:
         order = torch.randperm(len(self.rows), generator=generator).to(self.targets.device)
         for picked in order.split(batch_rows) if len(order) else ():
-            yield self.tensors.take(picked), self.targets[picked]
+            yield self.tensors.take(picked), self.targets.index_select(0, picked)
 
     def chunks(self) -> Iterator[LabelledRows]:
         yield self.rows
@@ -110,7 +110,7 @@ class StreamShard:
             order = torch.randperm(len(rows.rows), generator=generator)
             whole = len(order) // batch_rows * batch_rows
             for picked in order[:whole].to(self.device).split(batch_rows) if whole else ():
-                yield rows.tensors.take(picked), rows.targets[picked]
+                yield rows.tensors.take(picked), rows.targets.index_select(0, picked)
             left = rows.rows.take(order[whole:].numpy())
         if len(left):
             rows = MemoryShard(left, self.schema, self.device)

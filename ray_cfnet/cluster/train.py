@@ -11,7 +11,6 @@ from typing import Any
 
 import ray
 import ray.train
-import ray.train.torch
 
 from ray_cfnet import config
 from ray_cfnet.cluster.board import board
@@ -22,6 +21,7 @@ from ray_cfnet.cluster.ingest import SPARE_CPU, EncodedTable, fit
 from ray_cfnet.cluster.loop import SHARDS, diverged, train_worker
 from ray_cfnet.cluster.shards import Blocks
 from ray_cfnet.cluster.stopping import interruptible
+from ray_cfnet.cluster.trainer import LeanTrainer
 from ray_cfnet.errors import ConfigError, InputError, JobError, last_line
 from ray_cfnet.explain.explainer import Explainer
 from ray_cfnet.model.bundle import Bundle, Settings, desired_index, make_net
@@ -151,15 +151,15 @@ def _run(
     """The best epoch's net, and the metrics of all epochs."""
     settings, table = Settings.of(whole), EncodedTable(source, whole, schema)
     storage = run.parent
-    with board(on_epoch) as handle, _reports_every(source.num_rows / _ROWS_FOR_A_SECOND):
-        trainer = ray.train.torch.TorchTrainer(
+    with board(run.name, on_epoch) as told, _reports_every(source.num_rows / _ROWS_FOR_A_SECOND):
+        trainer = LeanTrainer(
             train_worker,
             train_loop_config={
                 "schema": schema.to_json(),
                 "settings": settings.model_dump_json(),
                 "rows": _rows(table),
                 "planned_steps": math.ceil(source.num_rows * whole.split.train / whole.training.batch_size),
-                "board": handle,
+                "board": told,
             },
             scaling_config=ray.train.ScalingConfig(
                 num_workers=_num_workers(whole.cluster),

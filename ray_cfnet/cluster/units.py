@@ -1,4 +1,4 @@
-"""Work units over Ray Data: the dataset is the list of units, an actor reads its own rows."""
+"""Work units over Ray Data: the dataset is the list of units, an actor or a task reads its own rows."""
 
 import logging
 import os
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import ray
 import ray.data
-from ray.data import ActorPoolStrategy, DataContext
+from ray.data import ActorPoolStrategy, DataContext, TaskPoolStrategy
 
 from ray_cfnet.cluster.session import is_alone
 from ray_cfnet.config import Cluster
@@ -17,17 +17,17 @@ from ray_cfnet.logs import log
 from ray_cfnet.tables.plan import Unit
 
 
-class _UnitActor:
+class _AtUnit:
     """Applies a function to one unit at a time. The units wait here; only their numbers travel."""
 
-    def __init__(self, function: Callable[[Unit], Any], units: list[Unit], num_actors: int) -> None:
+    def __init__(self, function: Callable[[Unit], Any], units: list[Unit], at_once: int) -> None:
         self.function = function
         self.units = units
-        self.num_actors = num_actors
+        self.at_once = at_once
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, list[Any]]:
         number = int(batch["item"][0])
-        likely_next = number + self.num_actors
+        likely_next = number + self.at_once
         if hasattr(self.function, "expect") and likely_next < len(self.units):
             self.function.expect(self.units[likely_next])
         try:
@@ -37,24 +37,28 @@ class _UnitActor:
         return {"outcome": [(number, outcome)]}
 
 
-def map_units(units: list[Unit], function: Callable[[Unit], Any], cluster: Cluster) -> Iterator[Any]:
+def map_units(
+    units: list[Unit], function: Callable[[Unit], Any], cluster: Cluster, *, in_tasks: bool = False
+) -> Iterator[Any]:
     """Yields the function's outcome for every unit, as they get ready.
 
     Raises what the function raised, if it is one of our errors, and JobError for anything else.
     """
-    for _, outcome in unit_outcomes(units, function, cluster):
+    for _, outcome in unit_outcomes(units, function, cluster, in_tasks=in_tasks):
         if isinstance(outcome, RayCfnetError):
             raise outcome
         yield outcome
 
 
 def unit_outcomes(
-    units: list[Unit], function: Callable[[Unit], Any], cluster: Cluster
+    units: list[Unit], function: Callable[[Unit], Any], cluster: Cluster, *, in_tasks: bool = False
 ) -> Iterator[tuple[Unit, Any | RayCfnetError]]:
     """Every unit and the function's outcome, or the error of ours that it raised, as they get ready.
 
     Each actor has its own copy of `function`, so that it may load what it needs once. A function with a method
-    `expect` is told which unit is likely its next. Raises JobError for errors that are not ours.
+    `expect` is told which unit is likely its next. One that loads nothing and needs no GPU may run `in_tasks`: Ray's
+    idle processes take them at once, and keep what they have imported for the next. Raises JobError for errors that
+    are not ours.
     """
     if not units:
         return
@@ -62,14 +66,22 @@ def unit_outcomes(
     quiet_ray_data()
     dataset = ray.data.from_items(list(range(len(units))), override_num_blocks=len(units))
     least, most = actor_range(cluster, len(units))
-    outcomes = dataset.map_batches(
-        _UnitActor,
-        fn_constructor_args=(function, units, most),
-        batch_size=1,
-        compute=ActorPoolStrategy(min_size=least, max_size=most, max_tasks_in_flight_per_actor=2),
-        num_cpus=cluster.actor_cpus,
-        num_gpus=cluster.actor_gpus or None,
-    )
+    if in_tasks:
+        outcomes = dataset.map_batches(
+            _AtUnit(function, units, most),
+            batch_size=1,
+            compute=TaskPoolStrategy(size=most),
+            num_cpus=cluster.actor_cpus,
+        )
+    else:
+        outcomes = dataset.map_batches(
+            _AtUnit,
+            fn_constructor_args=(function, units, most),
+            batch_size=1,
+            compute=ActorPoolStrategy(min_size=least, max_size=most, max_tasks_in_flight_per_actor=2),
+            num_cpus=cluster.actor_cpus,
+            num_gpus=cluster.actor_gpus or None,
+        )
     try:
         for row in outcomes.iter_rows():
             number, outcome = row["outcome"]

@@ -1,5 +1,6 @@
 """Training through Ray Train."""
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -9,12 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import ray.train
 import torch
 from mlflow import MlflowClient
 
 from ray_cfnet.cluster import ingest, shards
 from ray_cfnet.cluster.ingest import LEAST_AHEAD, EncodedTable, fit
 from ray_cfnet.cluster.train import RUNS, _run_name
+from ray_cfnet.cluster.trainer import LeanTrainer
 from ray_cfnet.commands import run_evaluate, run_train
 from ray_cfnet.config.file import load_config
 from ray_cfnet.errors import ConfigError, InputError, JobError
@@ -59,6 +62,42 @@ def test_the_schema_is_fitted_on_the_training_split_only(tmp_path: Path) -> None
     )
     feature = fit(open_source(f"{tmp_path}/t.parquet"), load_config(tmp_path / "c.yaml")).continuous[0]
     assert (feature.lower, feature.upper) == (x[:700].min(), x[:700].max())
+
+
+def names_of_rays_processes() -> set[str]:
+    """What the processes that this process has started call themselves, as far as they are Ray's."""
+    parents, names = {}, {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[process.name] = (process / "stat").read_text().rsplit(")", 1)[1].split()[1]
+            names[process.name] = (process / "cmdline").read_text()
+        except OSError:
+            continue
+
+    def is_ours(pid: str) -> bool:
+        return pid == str(os.getpid()) or (pid in parents and is_ours(parents[pid]))
+
+    return {name.split("\0")[0] for pid, name in names.items() if name.startswith("ray::") and is_ours(pid)}
+
+
+def test_no_process_stands_beside_a_training_that_has_nothing_to_do_for_it(tmp_path: Path) -> None:
+    seen: list[set[str]] = []
+    run_train(
+        loans_config(tmp_path, "training.epochs=3"),
+        lambda _: seen.append({name.split(".")[0] for name in names_of_rays_processes()}),
+    )
+    assert {"ray::RayTrainWorker", "ray::TrainController"} <= seen[0]
+    assert not seen[0] & {"ray::DatasetManager", "ray::PlacementGroupCleaner", "ray::_Board"}
+
+
+def test_on_a_cluster_what_a_killed_training_holds_is_still_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kinds() -> set[str]:
+        trainer = LeanTrainer(lambda: None, scaling_config=ray.train.ScalingConfig(num_workers=1))
+        return {type(callback).__name__ for callback in trainer._create_default_callbacks()}
+
+    alone = kinds()
+    monkeypatch.setenv("RAY_ADDRESS", "a cluster's")
+    assert kinds() - alone == {"PlacementGroupCleanerCallback"}
 
 
 def test_the_same_table_settings_and_seed_give_the_same_model(trained: Trained, tmp_path: Path) -> None:
