@@ -2,8 +2,8 @@
 
 step     two-stage step / step of the predictor alone in plain torch, batch 128 (target <= 2.2; the paper: about 3)
 loop     seconds per epoch of a Ray Train run / of the same loop in plain torch, after start-up (<= 1.15)
-workers  rows/s of 2 workers / of 1, batches of 4096 rows a worker (>= 1.6 on two cores), beside what machine.py gains;
-         and with 4096 over both
+workers  rows/s of 2 workers / of 1, batches of 4096 rows a worker, and of 4096 over both (each >= 1.6 on two cores),
+         beside what machine.py gains
 ingest   rows/s streamed / from memory, batch 4096 (>= 0.7)
 memory   peak RSS of a streaming worker on all rows / on a quarter of them (<= 1.15)
 """
