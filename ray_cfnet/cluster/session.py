@@ -47,8 +47,8 @@ def _start(min_cpus: int) -> None:
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its notices would stand among our lines
         # A process less: nobody takes this machine away.
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-        # Idle processes end after a while: each wakes a hundred times a second, on cores that have work. Not at once:
-        # those that encode a stream would begin anew for every unit.
+        # Idle processes end after a while: each wakes a hundred times a second, on cores that have work. Not after
+        # Ray's one second: those that encode a stream would begin anew for every unit.
         os.environ.setdefault("RAY_num_workers_soft_limit", "0")
         os.environ.setdefault("RAY_idle_worker_killing_time_threshold_ms", "10000")
         cpus = max(os.cpu_count() or 1, min_cpus)

@@ -151,7 +151,7 @@ def _run(
     """The best epoch's net, and the metrics of all epochs."""
     settings, table = Settings.of(whole), EncodedTable(source, whole, schema)
     storage = run.parent
-    with board(run.name, on_epoch) as told, _reports_every(source.num_rows / _ROWS_FOR_A_SECOND):
+    with board(on_epoch) as told, _reports_every(source.num_rows / _ROWS_FOR_A_SECOND):
         trainer = LeanTrainer(
             train_worker,
             train_loop_config={

@@ -65,8 +65,8 @@ def unit_outcomes(
     _check_room(cluster)
     quiet_ray_data()
     dataset = ray.data.from_items(list(range(len(units))), override_num_blocks=len(units))
-    least, most = actor_range(cluster, len(units))
     if in_tasks:
+        _, most = actor_range(cluster.model_copy(update={"actor_gpus": 0.0}), len(units))
         outcomes = dataset.map_batches(
             _AtUnit(function, units, most),
             batch_size=1,
@@ -74,6 +74,7 @@ def unit_outcomes(
             num_cpus=cluster.actor_cpus,
         )
     else:
+        least, most = actor_range(cluster, len(units))
         outcomes = dataset.map_batches(
             _AtUnit,
             fn_constructor_args=(function, units, most),

@@ -1,5 +1,6 @@
 """Training through Ray Train."""
 
+import contextlib
 import os
 import threading
 import time
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray.train
+import ray.util
 import torch
 from mlflow import MlflowClient
 
@@ -87,7 +89,15 @@ def test_no_process_stands_beside_a_training_that_has_nothing_to_do_for_it(tmp_p
         lambda _: seen.append({name.split(".")[0] for name in names_of_rays_processes()}),
     )
     assert {"ray::RayTrainWorker", "ray::TrainController"} <= seen[0]
-    assert not seen[0] & {"ray::DatasetManager", "ray::PlacementGroupCleaner", "ray::_Board"}
+    assert not seen[0] & {"ray::DatasetManager", "ray::PlacementGroupCleaner"}
+
+
+def test_fitting_leaves_no_helper_of_actors_behind(trained: Trained) -> None:
+    tracker = "ActorLocationTracker"
+    with contextlib.suppress(ValueError):  # of another test
+        ray.kill(ray.get_actor(tracker, namespace=tracker))
+    fit(open_source(trained.config.table.path), trained.config)
+    assert tracker not in {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
 
 
 def test_on_a_cluster_what_a_killed_training_holds_is_still_freed(monkeypatch: pytest.MonkeyPatch) -> None:
